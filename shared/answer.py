@@ -43,7 +43,8 @@ class Inquiry:
     """One or more questions over one context of a collection. ``without_prefix``: nothing stands in front of
     the chunks; ``explain``: it is told by which scores tokens are computed anew, and where they are in the
     text; ``refusal`` None: the gateway's own; ``preface``: text in front of every question in its part of the
-    prompt, by which nothing is searched."""
+    prompt, by which nothing is searched; ``no_shadow``: the question is not asked again of the
+    reference."""
 
     collection: str
     questions: tuple[str, ...]
@@ -55,6 +56,7 @@ class Inquiry:
     explain: bool = False
     refusal: Refusal | None = None
     preface: str = ""
+    no_shadow: bool = False
 
 
 @dataclass(frozen=True, slots=True)

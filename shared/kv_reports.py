@@ -61,6 +61,16 @@ class DamagedCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class DamagedRecord:
+    """A copy of a document's manifest (``name``: tenant/collection/document) or of the pins. ``restored``: by
+    the other copy."""
+
+    name: str
+    reason: str
+    restored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyProgress:
     """Copies and bytes verified so far, damage found since the last message. Missing, in the last one: chunks
     that documents refer to and of which no good copy is left."""
@@ -69,6 +79,7 @@ class VerifyProgress:
     num_bytes: int
     damaged: tuple[DamagedCopy, ...] = ()
     missing_chunk_ids: tuple[str, ...] = ()
+    damaged_records: tuple[DamagedRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from shared.kv_types import (
     Manifest,
     ManifestPage,
     OpenedChunk,
+    Origin,
     PeerCopy,
     PinnedChunks,
     PinnedDocuments,
@@ -63,13 +64,15 @@ class Store(ManifestStore, Protocol):
         chunk_id: str,
         size_bytes: int,
         pieces: AsyncIterator[bytes],
-        replace: bool = False,
-    ) -> bool: ...
+        origin: Origin | None = None,
+    ) -> bool:
+        """Whether it was stored already. ``InvalidRequest``: by ``origin`` the file is another chunk's, or
+        another tenant's. None: the caller made the identity itself; a client cannot say so."""
+        ...
+
     def get(
         self, ctx: RequestContext, chunk_id: str, offset: int = 0, length: int | None = None
     ) -> AsyncGenerator[bytes, None]: ...
-    async def delete(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> DeletedChunks: ...
-    async def list_page(self, ctx: RequestContext, start_after: str = "", limit: int = 0) -> ChunkPage: ...
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         """Starts bringing chunks to ``node_id`` (empty: to every node on which chunks were opened
         lately, but those that its readers will receive from the object store themselves) and returns at
@@ -135,6 +138,14 @@ class NodeFiles(Protocol):
 
 class NodeStore(NodeFiles, Protocol):
     """One node's, or a client of it."""
+
+    async def list_page(self, ctx: RequestContext, start_after: str = "", limit: int = 0) -> ChunkPage:
+        """Chunks of which this node has the truth; of home the object store's, too."""
+        ...
+
+    async def delete(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> DeletedChunks:
+        """Removes chunks that no document refers to: from this node, by home everywhere."""
+        ...
 
     async def local_copies(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[PeerCopy]:
         """Copies in this node's own tiers, evictable ones included."""

@@ -110,6 +110,15 @@ class ManifestChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """What the identity of a chunk is made of, besides its tenant and what its file says
+    (``shared.identity.chunk_identity``)."""
+
+    prefix_ids: TokenIds = ()
+    parent_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Chain:
     """The token ids of what a chunk is computed behind, the first first, and what else their identities are
     made of (``shared.identity.chunk_identity``). ``texts``: what they say, without a template; of a header
@@ -167,6 +176,11 @@ class Manifest:
         while index and self.chunks[index].parent_id and not self.chunks[index].header_ids:
             index -= 1
         return index
+
+    def block(self, index: int) -> range:
+        """Of the block of the chunk ``index`` all chunks."""
+        start, end = self.block_start(index), len(self.chunks)
+        return range(start, next((i for i in range(start + 1, end) if self.block_start(i) == i), end))
 
     def links_of(self, index: int) -> tuple[TokenIds, ...]:
         """Token ids of all that the chunk ``index`` is computed behind, the first of it first."""

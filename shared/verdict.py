@@ -16,6 +16,7 @@ from pathlib import Path
 from shared.config import load
 from shared.errors import ConfigError
 from shared.generation.modes import GoesBy, ReuseMode
+from shared.identity import digest
 from shared.kv_types import KvContext
 
 VERDICT_FILE = "quilt.verdict.json"
@@ -71,7 +72,12 @@ class Verdict:
     questions: whose they were, ``generated`` or ``own``. num_contexts: that it took. alpha: the chance that
     a mode counts as good enough which is not.
     loss_at_most: of ``mode``, how much worse than the reference it is at most, by group of questions; more
-    than ``tolerance`` where no mode is good enough. The others: see ``MadeWith``.
+    than ``tolerance`` where no mode is good enough. agreement: of its answers with the reference's, the mean
+    over all questions (``shared.measuring.agreement``); None: it was not measured. made_s: when, in seconds
+    since 1970.
+    suspended: what the gateway's shadow saw, so that it is not obeyed until another one is made; empty:
+    nothing.
+    The others: see ``MadeWith``.
     """
 
     mode: ReuseMode
@@ -93,6 +99,9 @@ class Verdict:
     alpha: float = 0.0
     loss_at_most: dict[str, float] = field(default_factory=dict)
     form: int = 1
+    agreement: float | None = None
+    made_s: float = 0.0
+    suspended: str = ""
 
     def __post_init__(self) -> None:
         if self.mode.row.goes_by is GoesBy.TOKENS:
@@ -102,6 +111,8 @@ class Verdict:
             raise ValueError(f"ratio: mode {self.mode} does not go by a ratio; leave it out")
         if self.ratio is not None and not 0 <= self.ratio <= 1:  # True for NaN
             raise ValueError(f"ratio: {self.ratio!r} is out of range; it must be 0 to 1")
+        if self.agreement is not None and not 0 <= self.agreement <= 1:
+            raise ValueError(f"agreement: {self.agreement!r} is out of range; it must be 0 to 1")
         if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
             raise ValueError(
                 f"tolerance: {self.tolerance!r} is out of range; it must be finite and at least 0"
@@ -123,15 +134,25 @@ class Verdict:
         return MadeWith(**{one.name: getattr(self, one.name) for one in fields(MadeWith)})
 
     @property
+    def id(self) -> str:
+        """Of what it says, what for and when; the same whether it is suspended or not."""
+        said = (self.mode.value, self.ratio, self.tolerance, self.num_contexts, self.made_s)
+        return digest(repr((said, self.made_with)).encode())
+
+    @property
     def made_for(self) -> tuple[str, str, str, KvContext, str]:
         """A model has one verdict for each."""
         return self.model, self.prefix, self.encoding, self.kv_context, self.adapter
 
     @property
+    def beyond(self) -> list[str]:
+        """Groups of questions on which ``mode`` may be worse than ``tolerance`` allows."""
+        return [group for group, loss in self.loss_at_most.items() if loss > self.tolerance]
+
+    @property
     def advice(self) -> str:
         """For an operator."""
-        ratio = "" if self.ratio is None else f" at {self.ratio:g}"
-        beyond = [group for group, loss in self.loss_at_most.items() if loss > self.tolerance]
+        ratio, beyond = "" if self.ratio is None else f" at {self.ratio:g}", self.beyond
         missed = f"; not within {100 * self.tolerance:g} points of the reference on {', '.join(beyond)}"
         return (
             f"{self.mode}{ratio}{'' if self.recompute else '; recomputing is advised against'}"

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from shared.config import load
@@ -47,12 +47,36 @@ def keep_verdict(path: Path, verdict: Verdict) -> None:
         ConfigError: the file holds something else, or cannot be written.
     """
     others = read_verdicts(path) if path.exists() else ()
-    kept = [verdict, *(other for other in others if other.made_for != verdict.made_for)]
+    _write(path, [verdict, *(other for other in others if other.made_for != verdict.made_for)])
+
+
+def suspend_verdict(path: Path, verdict_id: str, reason: str) -> bool:
+    """Writes into the verdict why it is not obeyed any longer; False: the file does not hold it now.
+
+    Raises:
+        ConfigError: as ``keep_verdict``.
+    """
+    verdicts = read_verdicts(path) if path.exists() else ()
+    if all(verdict.id != verdict_id for verdict in verdicts):
+        return False
+    _write(path, suspended(verdicts, verdict_id, reason))
+    return True
+
+
+def suspended(verdicts: Iterable[Verdict], verdict_id: str, reason: str) -> tuple[Verdict, ...]:
+    """All of them, the one with this identity suspended. One that is suspended keeps its first reason."""
+    return tuple(
+        replace(verdict, suspended=verdict.suspended or reason) if verdict.id == verdict_id else verdict
+        for verdict in verdicts
+    )
+
+
+def _write(path: Path, verdicts: Iterable[Verdict]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(json.dumps([asdict(one) for one in kept], indent=2) + "\n")
+            file.write(json.dumps([asdict(one) for one in verdicts], indent=2) + "\n")
         os.chmod(name, 0o644)
         os.replace(name, path)
     except OSError as error:
@@ -75,7 +99,10 @@ def choose(
 def told(verdicts: Sequence[Verdict]) -> str:
     """For an operator: the mode, with its ratio, for each setting of ``kv_context``; the newest of each."""
     newest = {verdict.kv_context: verdict for verdict in reversed(verdicts)}
-    return ", ".join(f"{_mode_of(verdict)} ({context})" for context, verdict in sorted(newest.items()))
+    return ", ".join(
+        f"{_mode_of(verdict)} ({context}{', suspended' if verdict.suspended else ''})"
+        for context, verdict in sorted(newest.items())
+    )
 
 
 def status_of(verdicts: Sequence[Verdict], served: MadeWith) -> str:
@@ -89,6 +116,11 @@ def status_of(verdicts: Sequence[Verdict], served: MadeWith) -> str:
     parts = []
     if verdict is None:
         parts.append(f"expired: it was made for another {why}; run `kvquilt gate`")
+    elif verdict.suspended:
+        parts.append(
+            f"{_mode_of(verdict)} ({verdict.kv_context}) is suspended by shadow: "
+            f"{verdict.suspended}; run `kvquilt gate`"
+        )
     elif verdict.form < FORM:
         parts.append(
             f"{_mode_of(verdict)} ({verdict.kv_context}; of an older form, which does not name its tokenizer "

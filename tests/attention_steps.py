@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shared.engine.attention import Backend, Lane, StepPlan
+from shared.engine.kv.branch import Branch, Placement, Tempering
 from shared.engine.kv.exclusion import Excluded
-from shared.engine.kv.segment import Branch, Placement, Segment, Tempering
+from shared.engine.kv.segment import Segment
 from shared.engine.model.rope import RopeSpec
 from shared.engine.model.spec import ModelSpec
 

@@ -36,13 +36,21 @@ def slice_of(data: bytes, byte_range: ByteRange) -> bytes:
 
 
 class DictBlobs:
+    """Its clock goes on by a second with every ``put``."""
+
     def __init__(self) -> None:
         self.data: dict[str, bytes] = {}
+        self._put_s: dict[str, float] = {}
+        self._now_s = 0.0
         self._lock = threading.Lock()
 
     def stat(self, name: str) -> BlobStat | None:
         data = self.data.get(name)
-        return None if data is None else BlobStat(name, len(data), 0.0, md5(data).hexdigest())
+        return (
+            None
+            if data is None
+            else BlobStat(name, len(data), self._put_s.get(name, 0.0), md5(data).hexdigest())
+        )
 
     def read(self, name: str, byte_range: ByteRange = WHOLE) -> Iterator[bytes]:
         if piece := slice_of(self._get(name), byte_range):
@@ -64,6 +72,8 @@ class DictBlobs:
     def put(self, name: str, data: bytes) -> None:
         with self._lock:
             self.data[name] = bytes(data)
+            self._now_s += 1
+            self._put_s[name] = self._now_s
 
     def put_file(self, name: str, path: Path) -> None:
         with storing():

@@ -259,6 +259,8 @@ class Shelf:
 
 
 class _Book:
+    in_order = False
+
     def __init__(
         self, shelf: Shelf, chunk_id: str, k_LHTD: list[torch.Tensor], v_LHTD: list[torch.Tensor]
     ) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from shared.identity import ids_hash
+from shared.identity import chunk_identity, ids_hash
 from shared.kv_format import ChunkHeader, write_chunk
 from shared.kv_format.layout import FORMAT_VERSION
+from shared.kv_types import Origin
 
 Array = np.ndarray[Any, np.dtype[Any]]
 VIEW = {"bfloat16": np.uint16, "float16": np.uint16, "float32": np.float32, "uint8": np.uint8}
@@ -71,8 +72,21 @@ def chunk_bytes(chunk_id: str, seed: int = 0) -> bytes:
         return path.read_bytes()
 
 
-def chunk_id_of(n: int) -> str:
-    return hashlib.blake2b(str(n).encode(), digest_size=20).hexdigest()
+_origins: dict[str, Origin] = {}
+
+
+def chunk_id_of(n: int, tenant: str = "acme", tokens: int = 3) -> str:
+    """The identity of a chunk with ``header_of``'s model, prefix and token ids, behind one of its own."""
+    origin = Origin((1, 2), hashlib.blake2b(str(n).encode(), digest_size=20).hexdigest())
+    token_ids = range(7, 7 + tokens)
+    chunk_id = chunk_identity(tenant, "f" * 32, origin.prefix_ids, token_ids, origin.parent_id)
+    _origins[chunk_id] = origin
+    return chunk_id
+
+
+def origin_of(chunk_id: str) -> Origin:
+    """Of one that ``chunk_id_of`` made."""
+    return _origins[chunk_id]
 
 
 def newer_chunk_bytes(chunk_id: str) -> bytes:

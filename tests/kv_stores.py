@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import grpc
 from google.protobuf.message import Message
@@ -36,7 +36,9 @@ from shared.clients.kv_node import AgentClient, NodeFilesClient
 from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
 from shared.clients.transport import ResponseT, Transport
 from shared.errors import CorruptData, NotFound, Unavailable
-from shared.kv_stores import NodeAgent
+from shared.kv_stores import NodeAgent, NodeFiles, Store
+from shared.kv_types import ChunkPage, DeletedChunks
+from shared.request import RequestContext
 
 
 class MemoryFlights:
@@ -210,20 +212,38 @@ class FrontHandlers(StoreHandlers, FileHandlers):
         FileHandlers.__init__(self, front)
 
 
-class FrontClient(NodeFilesClient, KvStoreClient):
-    """The front by both ways in: the public port, and its handle."""
+class WholeStore(Store, NodeFiles, Protocol):
+    """The cluster's by its front, or one node's; and which chunks it has, which home alone tells."""
 
-    def __init__(self, public: Transport, handle: Transport) -> None:
+    async def list_page(self, ctx: RequestContext, start_after: str = "", limit: int = 0) -> ChunkPage: ...
+    async def delete(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> DeletedChunks: ...
+
+
+class FrontClient(NodeFilesClient, KvStoreClient):
+    """The front by both ways in: the public port, and its handle. What it does not answer, ``home`` does."""
+
+    def __init__(self, public: Transport, handle: Transport, home: NodeAgent) -> None:
         KvStoreClient.__init__(self, public)
         NodeFilesClient.__init__(self, handle)
+        self.list_page, self.delete = home.list_page, home.delete
+
+
+class FrontWithHome(ClusterStore):
+    """The front's store. What it does not answer, the home node does."""
+
+    def __init__(self, nodes: KnownNodes, own_node_id: str) -> None:
+        super().__init__(nodes, own_node_id)
+        home = nodes.stores[nodes.home()]
+        self.list_page, self.delete = home.list_page, home.delete
 
 
 @asynccontextmanager
-async def front_over_grpc(front: ClusterStore) -> AsyncGenerator[FrontClient, None]:
+async def front_over_grpc(front: FrontWithHome) -> AsyncGenerator[FrontClient, None]:
     """A client of the front through a server with the services of the public port."""
     handlers = FrontHandlers(front)
     async with public_server(handlers) as address, grpc.aio.insecure_channel(address) as channel:
-        yield FrontClient(GrpcTransport(channel, SERVICE, APPLICATION), HandleTransport(handlers))
+        public = GrpcTransport(channel, SERVICE, APPLICATION)
+        yield FrontClient(public, HandleTransport(handlers), cast(NodeAgent, front))
 
 
 @asynccontextmanager
@@ -265,7 +285,7 @@ class HandleTransport:
 @asynccontextmanager
 async def cluster(
     directory: Path, node_ids: Sequence[str], objects: Blobs | None = None
-) -> AsyncGenerator[tuple[ClusterStore, dict[str, Agent], KnownNodes], None]:
+) -> AsyncGenerator[tuple[FrontWithHome, dict[str, Agent], KnownNodes], None]:
     """Agents that reach each other over gRPC and Arrow Flight, as they do on Ray nodes, and the front's store
     over them."""
     known = KnownNodes()
@@ -274,7 +294,7 @@ async def cluster(
         for node_id, node in zip(node_ids, nodes, strict=True):
             known.stores[node_id] = await stack.enter_async_context(over_grpc(node.agent))
         yield (
-            ClusterStore(known, node_ids[0]),
+            FrontWithHome(known, node_ids[0]),
             {n: node.agent for n, node in zip(node_ids, nodes, strict=True)},
             known,
         )

@@ -23,7 +23,7 @@ from shared.identity import chunk_identity, ids_hash
 from shared.kv_format import verify_chunk
 from shared.kv_format.renaming import rename_chunk
 from shared.kv_stores import Store
-from shared.kv_types import PIECE_BYTES, Manifest
+from shared.kv_types import PIECE_BYTES, Manifest, Origin
 from shared.request import RequestContext, check_name
 
 
@@ -113,10 +113,10 @@ async def import_collection(
             for member in archive.members():
                 if chunk_id := chunk_id_of(member):
                     archive.copy_to(member, chunk_file)
-                    chunk_id = _adapted(
-                        chunk_file, chunk_id, parents.get(chunk_id, ("", "")), head, model, ctx.tenant
-                    )
-                    num_sent += await _send(store, ctx, chunk_id, chunk_file)
+                    behind = parents.get(chunk_id, ("", ""))
+                    chunk_id = _adapted(chunk_file, chunk_id, behind, head, model, ctx.tenant)
+                    origin = Origin(model.prefix_ids, behind[1])
+                    num_sent += await _send(store, ctx, chunk_id, chunk_file, origin)
                     num_chunks += 1
                     bar.advance(task)
                 elif member.name.startswith(MANIFESTS):
@@ -218,10 +218,11 @@ def _moved(manifest: Manifest, head: Head, tenant: str, collection: str) -> Mani
     return replace(manifest, tenant=tenant, collection=collection, chunks=tuple(chunks))
 
 
-async def _send(store: ArchiveStore, ctx: RequestContext, chunk_id: str, path: Path) -> bool:
+async def _send(store: ArchiveStore, ctx: RequestContext, chunk_id: str, path: Path, origin: Origin) -> bool:
     """Whether it was not there before."""
     (stored,) = await store.stat(ctx, [chunk_id])
-    return not stored.exists and not await store.put(ctx, chunk_id, path.stat().st_size, _pieces(path))
+    size_bytes = path.stat().st_size
+    return not stored.exists and not await store.put(ctx, chunk_id, size_bytes, _pieces(path), origin)
 
 
 async def _pieces(path: Path) -> AsyncIterator[bytes]:

@@ -104,6 +104,11 @@ THOUGHT_TEMPERATURE = 0.7
     type=OneOf(Refusal),
     help="Answer nothing that the documents hold too little evidence for. Default: as configured (off).",
 )
+@click.option(
+    "--no-shadow",
+    is_flag=True,
+    help="Never ask this question again of the reference (gateway.shadow; docs/gate.md).",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 @click.pass_obj
 def ask(
@@ -143,6 +148,7 @@ def ask(
         options["no_prefix"],
         options["explain"],
         options["refusal"],
+        no_shadow=options["no_shadow"],
     )
     if hint := equal_samples_hint(options):
         session.err.print(f"hint: {hint}", style="yellow", soft_wrap=True)

@@ -41,7 +41,7 @@ class NumberOrFile(click.ParamType[int | Path]):
 
 
 class Several(click.ParamType[tuple[str, ...]]):
-    """Some of ``known``, separated by commas."""
+    """Some of ``known``, separated by commas, or ``all``."""
 
     name = "LIST"
 
@@ -54,6 +54,8 @@ class Several(click.ParamType[tuple[str, ...]]):
         if isinstance(value, tuple):
             return value
         names = [name.strip() for name in str(value).split(",") if name.strip()]
+        if names == ["all"]:
+            return self._known
         for name in names:
             if name not in self._known:
                 listed = ", ".join(repr(one) for one in self._known)
@@ -89,30 +91,35 @@ class Several(click.ParamType[tuple[str, ...]]):
 )
 @click.option(
     "--modes",
-    default="",
+    default="all",
+    show_default=True,
     metavar="LIST",
-    help="Which to judge besides full and reordered. Default: all that recompute a ratio.",
+    help="Which to judge besides full and reordered: ape,epic,cacheclip.",
 )
 @click.option("--ratios", default="0.2", show_default=True, help="Of the tokens, to be recomputed: 0.1,0.2")
 @click.option(
     "--kv-context",
     "contexts",
     type=Several(*(context.value for context in KvContext)),
-    help="What chunks are computed behind; several make several verdicts. Default: ingestion.kv_context.",
+    help="What chunks are computed behind; several, or `all`, make several verdicts. Default: "
+    "ingestion.kv_context.",
 )
 @click.option(
     "--encoding",
     "encodings",
     type=Several(*ENCODINGS),
-    help="How KV is stored; several make several verdicts. Default: generator.kv_encoding.",
+    help="How KV is stored; several, or `all`, make several verdicts. Default: generator.kv_encoding.",
 )
 @click.option(
     "--adapter",
     default="",
-    help="Of generator.engine.adapters, which the requests go with; `none`: the model alone. Default: "
-    "generator.adapter.",
+    metavar="LIST",
+    help="Of generator.engine.adapters, which the requests go with; `none`: the model alone. Several, or "
+    "`all`, make several verdicts. Default: generator.adapter.",
 )
-@click.option("--minutes", type=float, help="Stop asking after this long, and judge by what was asked.")
+@click.option(
+    "--minutes", type=float, help="Stop asking after this long for each verdict, and judge by what was asked."
+)
 @click.option(
     "--tolerance",
     type=click.FloatRange(0, 1),
@@ -128,10 +135,17 @@ class Several(click.ParamType[tuple[str, ...]]):
     help="The chance that a mode is accepted that is worse than that.",
 )
 @click.option(
+    "--check",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Then ask so many questions that the verdict did not take (of FILE at most, invented ones at "
+    "least), and tell whether it holds on them. Default: none.",
+)
+@click.option(
     "--answers",
     type=FILE,
-    help="Keep answers here, of one kv_context and encoding. Default: below the data directory until there "
-    "is a verdict; a gate that was interrupted goes on from them.",
+    help="Keep answers here, of one kv_context, encoding and adapter. Default: below the data directory "
+    "until there is a verdict; a gate that was interrupted goes on from them.",
 )
 @click.option(
     "--verdict",
@@ -139,7 +153,12 @@ class Several(click.ParamType[tuple[str, ...]]):
     type=FILE,
     help="Where the verdict goes. Default: generator.verdict, else quilt.verdict.json beside the model.",
 )
-@click.option("--json", "json_path", type=FILE, help="Where a report goes.")
+@click.option(
+    "--json",
+    "json_path",
+    type=FILE,
+    help="Where a report goes; of several verdicts one each beside it, and a summary.",
+)
 @click.option(
     "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of torch, in each process."
 )
@@ -162,6 +181,7 @@ def gate(
     minutes: float | None,
     tolerance: float,
     alpha: float,
+    check: int,
     answers: Path | None,
     verdict_path: Path | None,
     json_path: Path | None,
@@ -173,27 +193,32 @@ def gate(
     Every question is asked in every mode and compared with the reference, full over the whole blocks of
     what was retrieved. The verdict is the mode that computes least and surely loses no more than
     --tolerance; asking stops as soon as that is known, and without enough questions, or if the model cannot
-    read them, there is no verdict. Your own questions (--questions FILE) need a running system that holds
-    the documents; invented ones need nothing. The verdict holds for this model, tokenizer, prompt,
-    kv_context, encoding and selector; `kvquilt models` and `kvquilt status` show it, and what has changed
-    since. With the demo model it takes minutes, with others hours:
-    what was interrupted goes on by the same command.
+    read them, there is no verdict. Modes that the model is not served with are left out, and named. Your own
+    questions (--questions FILE) need a running system that holds the documents; invented ones need nothing.
+    The verdict holds for this model, tokenizer, prompt, adapter, kv_context, encoding and selector;
+    `kvquilt models` and `kvquilt status` show it, and what has changed since. Of several verdicts the
+    cheapest way to serve is advised. With the demo model it takes minutes, with others hours: what was
+    interrupted goes on by the same command.
 
     \b
     kvquilt gate --questions questions.jsonl -c handbook
     kvquilt gate --model smollm2 --questions 60 --minutes 30
-    kvquilt gate --config quilt.yaml --kv-context none,document --encoding exact,int8
+    kvquilt gate --model demo --check 500
+    kvquilt gate --config quilt.yaml --kv-context all --encoding all --adapter all
     """
     import torch
 
-    from cluster.cli.gating import Gate, plan_of
+    from cluster.cli.gating import Gate, adapters_of, plan_of
     from cluster.cli.model_choice import served_config
+    from cluster.gate.servings import Serving
 
     if isinstance(questions, int) and (collection or k):
         raise InvalidRequest(
             "-c, -k: belong to --questions FILE; invented questions bring their own documents"
         )
-    options = {"model": model, "ingestion": contexts and {"kv_context": contexts[0]}}
+    # packets are served with one of them only, which the settings must have
+    first = min(contexts or (), key=lambda context: context != KvContext.NONE, default=None)
+    options = {"model": model, "ingestion": first and {"kv_context": first}}
     config = served_config(config_path, options, session.out)
     plan = plan_of(modes, ratios, config.generator.selector)
     torch.set_num_threads(threads)
@@ -208,20 +233,21 @@ def gate(
         tolerance,
         alpha,
         answers,
-        adapter,
+        check,
     )
-    ways = [
-        (KvContext(context), encoding)
+    servings = [
+        Serving(KvContext(context), encoding, name)
         for context in contexts or (config.ingestion.kv_context,)
         for encoding in encodings or (config.generator.kv_encoding,)
+        for name in adapters_of(adapter, config)
     ]
-    if answers is not None and len(ways) > 1:
+    if answers is not None and len(servings) > 1:
         raise InvalidRequest(
-            "--answers: holds those of one kv_context and encoding; leave it out, or name one"
+            "--answers: holds those of one kv_context, encoding and adapter; leave it out, or name one"
         )
     found = runner.own_questions(questions, collection, k) if isinstance(questions, Path) else questions
     try:
-        runner.run(ways, found, json_path)
+        runner.run(servings, found, json_path)
     except KeyboardInterrupt:
         session.err.print("interrupted; the same command goes on where this one stopped")
         sys.exit(INTERRUPTED)

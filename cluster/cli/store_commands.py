@@ -79,7 +79,8 @@ def stats(session: Session, as_json: bool) -> None:
 @store.command()
 @click.pass_obj
 def verify(session: Session) -> None:
-    """Read and verify every copy of every chunk, in every tier of every node and in the object store.
+    """Read and verify every copy of every chunk, in every tier of every node and in the object store, both
+    copies of every document's manifest, and the pins.
 
     Changes nothing. Lists damaged copies, and chunks that documents need and of which no durable good copy is
     left; exit code 1 if there are any. `kvquilt store repair` makes them whole.
@@ -91,7 +92,7 @@ def verify(session: Session) -> None:
     ctx = session.context(LONG_DEADLINE_MS)
     findings = session.ask(store_client, lambda store: scrub(session.err, store, ctx, repair=False))
     print_findings(session.out, findings)
-    if findings.damaged or findings.missing_chunk_ids:
+    if findings.damaged or findings.missing_chunk_ids or findings.damaged_records:
         session.out.print("make it whole: kvquilt store repair", style="dim")
         sys.exit(1)
 

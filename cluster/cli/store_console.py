@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from shared.kv_reports import DamagedCopy, StoreStats, TierStats
+from shared.kv_reports import DamagedCopy, DamagedRecord, StoreStats, TierStats
 from shared.kv_types import AlikeDocuments, KvContext, PinnedDocuments
 
 
@@ -67,6 +67,12 @@ def damage_lines(damaged: Sequence[DamagedCopy]) -> Iterator[Text]:
     for d in damaged:
         state = Text("restored", "green") if d.restored else Text("damaged", "red")
         yield Text.assemble(f"{d.chunk_id}  {d.node_id[:12]}  {d.tier}  ", state, f"  {d.reason}")
+
+
+def record_lines(damaged: Sequence[DamagedRecord]) -> Iterator[Text]:
+    for d in damaged:
+        state = Text("restored", "green") if d.restored else Text("damaged", "red")
+        yield Text.assemble(f"{d.name}  ", state, f"  {d.reason}")
 
 
 def pins_table(pins: Sequence[PinnedDocuments]) -> Table:

@@ -24,12 +24,12 @@ Contexts = Callable[[str], RequestContext]
 
 def print_findings(console: Console, found: VerifyProgress) -> None:
     """Of a whole scrub."""
-    from cluster.cli.store_console import damage_lines
+    from cluster.cli.store_console import damage_lines, record_lines
 
     console.print(
         f"{found.num_copies:,} copies of {found.num_bytes:,} bytes verified: {len(found.damaged)} damaged"
     )
-    for line in damage_lines(found.damaged):
+    for line in (*damage_lines(found.damaged), *record_lines(found.damaged_records)):
         console.print(line, soft_wrap=True)
     for chunk_id in found.missing_chunk_ids:
         console.print(f"{chunk_id}  no durable good copy is left", style="red")
@@ -44,7 +44,11 @@ async def verify(console: Console, store: Store, ctx: RequestContext, repair: bo
         task = bar.add_task("repairing" if repair else "verifying", total=sum(t.num_chunks for t in tiers))
         async with aclosing(store.verify(ctx, repair)) as updates:
             async for now in updates:
-                found = replace(now, damaged=found.damaged + now.damaged)
+                found = replace(
+                    now,
+                    damaged=found.damaged + now.damaged,
+                    damaged_records=found.damaged_records + now.damaged_records,
+                )
                 bar.update(task, completed=now.num_copies)
     return found
 
@@ -75,7 +79,10 @@ async def repair(
         missing = await _absent(store, contexts(name), missing)
     for chunk_id in missing:
         out.print(f"{chunk_id}  could not be computed anew", style="red")
-    return not missing
+    for record in findings.damaged_records:
+        if not record.restored:
+            out.print(f"{record.name}  ingest or delete it again (pins: pin again)", style="red")
+    return not missing and all(record.restored for record in findings.damaged_records)
 
 
 async def migrate(

@@ -26,7 +26,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from cluster.evaluation.squad import f1, normalized
+from shared.measuring.squad import f1, normalized
 
 References = Sequence[Sequence[str]]
 _REJECTIONS = ("insufficient information", "信息不足")

@@ -27,6 +27,7 @@ from shared.errors import ConfigError
 from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.told import Event, SelectedEvent, TokenEvent
+from shared.measuring.agreement import agreement
 from shared.measuring.asking import AskedTogether
 from shared.measuring.paired import divergence
 from shared.prompt import PromptTokenizer
@@ -91,12 +92,13 @@ class AskedQuestion:
 @dataclass(frozen=True, slots=True)
 class EngineReply:
     """An answer to one question. ``first``: its first tokens, at most ``STEPS``. ``kl``: see
-    ``_divergence``."""
+    ``_divergence``. ``alike``: agreement with the reference."""
 
     text: str
     selection: SelectedEvent
     first: tuple[TokenEvent, ...]
     kl: float = 0.0
+    alike: float = 1.0
 
     @property
     def num_selected(self) -> float:
@@ -178,7 +180,7 @@ class EngineAnswers:
         best = replace(self._sampling, top_logprobs=TOP)
         first = dict(zip(references, self._answer([*references.values()], best), strict=True))
         rest = [way for way in wanted if way[1] != WHOLE_BLOCKS]
-        others = iter(self._answer(rest, self._sampling, lambda asked: first[_reference(asked)].first))
+        others = iter(self._answer(rest, self._sampling, lambda asked: first[_reference(asked)]))
         return [first[_reference(asked)] if arm == WHOLE_BLOCKS else next(others) for asked, arm in wanted]
 
     def select(self, asked: AskedQuestion, clip: ClipSetting, ratio: float) -> Selection:
@@ -190,15 +192,14 @@ class EngineAnswers:
         self,
         ways: Sequence[Way],
         sampling: SamplingParams,
-        reference: Callable[[AskedQuestion], Sequence[TokenEvent]] | None = None,
+        reference: Callable[[AskedQuestion], EngineReply] | None = None,
     ) -> list[EngineReply]:
-        """``reference``: the first tokens of the reference's answer, with the likeliest ones in their
-        places."""
+        """``reference``: its answer, the first tokens with the likeliest ones in their places."""
         groups: dict[object, Group] = {}
         places = []
         for asked, arm in ways:
             group = self._join(groups, asked, arm)
-            for step in reference(asked) if reference else ():
+            for step in reference(asked).first if reference else ():
                 group.watched.update(token_id for token_id, _ in step.top_logprobs)
             places.append(group)
         replies = self._run(list(groups.values()), sampling)
@@ -206,7 +207,9 @@ class EngineAnswers:
         for (asked, _), group in zip(ways, places, strict=True):
             reply = replies[id(group)][group.questions[asked.text]]
             if reference is not None:
-                reply = replace(reply, kl=_divergence(reference(asked), reply.first, sorted(group.watched)))
+                theirs = reference(asked)
+                kl = _divergence(theirs.first, reply.first, sorted(group.watched))
+                reply = replace(reply, kl=kl, alike=agreement(asked.text, reply.text, theirs.text))
             found.append(reply)
         return found
 
@@ -236,11 +239,14 @@ class EngineAnswers:
         )
 
     def _recompute(self, asked: AskedQuestion, arm: Arm) -> tuple[ReuseMode, Recompute]:
-        """As many tokens as the first form of ``cacheclip`` takes, where there is one."""
+        """As a request would have it; or as many tokens as the first form of ``cacheclip`` takes, where there
+        is one (``Comparison.as_served``)."""
         assert arm.ratio is not None
         if arm.clip is not None:
             return ReuseMode.TOKENS, Recompute(tokens=self._chosen(asked, arm.clip, arm.ratio))
         ratio = arm.ratio
+        if self.plan.as_served:
+            return arm.mode, Recompute(ratio, seed=asked.seed)
         if self.plan.clips:
             ratio = len(self._chosen(asked, self.plan.clips[0], ratio)) / asked.num_tokens
         if arm.mode.row.surveys_all:  # as many in its later layers, the first two besides

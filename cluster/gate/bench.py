@@ -118,6 +118,7 @@ class QualityBench:
             if arm.mode.row.chooser is Chooser.QUESTION and arm.ratio == self.plan.ratio
             else {},
             reply.kl,
+            reply.alike,
         )
 
     def _agreements(self, task: Task, asked: AskedQuestion) -> dict[str, tuple[float, float]]:

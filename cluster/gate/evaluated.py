@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 from cluster.gate.answering import Models
 from cluster.gate.decision import DEFAULT_ALPHA, Context, GateDecision, context_of, decide, scores
 from cluster.gate.findings import COUNTS_FROM, UNJUDGED, Finding, Likeness, evidence, findings, measurements
 from cluster.gate.ledger import GradedAnswer
 from cluster.gate.modes import Comparison
+from cluster.gate.served import LeftOut
 from shared.errors import InvalidRequest
 from shared.identity import adapter_identity, ids_hash
 from shared.measuring.judge import judge
@@ -39,10 +41,18 @@ def made_with(
     )
 
 
+def label_of(verdict: Verdict, plan: Comparison) -> str:
+    """Of the way of answering that the verdict names."""
+    way = verdict.mode, verdict.ratio
+    named = (arm.label for arm in plan.candidates if (arm.mode, arm.ratio or None) == way)
+    return next(named, verdict.mode.value)
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluated:
     """``answers``: all that were given. ``order``: the contexts that a decision may go by, which are
-    answered in every way. ``settings``: what the answers depend on. ``questions``: whose they are."""
+    answered in every way. ``settings``: what the answers depend on. ``questions``: whose they are.
+    ``left_out``: modes that the model is not served with."""
 
     answers: Sequence[GradedAnswer]
     order: Sequence[Context]
@@ -51,6 +61,7 @@ class Evaluated:
     settings: dict[str, object]
     alike: Sequence[Likeness] = ()
     questions: str = GENERATED
+    left_out: Sequence[LeftOut] = ()
     found: Sequence[Finding] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,6 +75,7 @@ class Evaluated:
         return {
             "settings": self.settings,
             "findings": [dataclasses.asdict(finding) for finding in self.found],
+            "left_out": [dataclasses.asdict(one) for one in self.left_out],
         }
 
     def decide(self, tolerance: float, alpha: float = DEFAULT_ALPHA) -> GateDecision:
@@ -79,7 +91,8 @@ class Evaluated:
         """
         decision = self.decide(tolerance, alpha)
         taken = set(self.order[: decision.num_contexts])
-        found = findings([answer for answer in self.answers if context_of(answer) in taken], self.plan)
+        answers = [answer for answer in self.answers if context_of(answer) in taken]
+        found = findings(answers, self.plan)
         counted = [finding for finding in found if finding.counts]
         if found and all(finding.kind == UNJUDGED for finding in found):
             raise InvalidRequest(
@@ -103,14 +116,7 @@ class Evaluated:
             context,
             evidence(found),
         )
-        label = next(
-            (
-                arm.label
-                for arm in self.plan.candidates
-                if (arm.mode, arm.ratio or None) == (verdict.mode, verdict.ratio)
-            ),
-            verdict.mode.value,
-        )
+        label = label_of(verdict, self.plan)
         by_selector = verdict.mode.deferred
         return replace(
             verdict,
@@ -122,6 +128,15 @@ class Evaluated:
             questions=self.questions,
             num_contexts=decision.num_contexts,
             alpha=alpha,
+            agreement=_agreement(answers, label, counted),
             loss_at_most={one.group: round(one.loss_at_most, 6) for one in decision.of(label)},
             form=FORM,
         )
+
+
+def _agreement(answers: Sequence[GradedAnswer], label: str, counted: Sequence[Finding]) -> float | None:
+    """Of one way with the reference, over all questions that count; None: it was not measured."""
+    kinds = {finding.kind for finding in counted}
+    alike = [answer.alike for answer in answers if answer.mode == label and answer.kind in kinds]
+    known = [one for one in alike if one is not None]
+    return round(fmean(known), 6) if known and len(known) == len(alike) else None

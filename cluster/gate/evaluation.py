@@ -20,6 +20,7 @@ from cluster.gate.evaluated import Evaluated, made_with
 from cluster.gate.findings import likenesses
 from cluster.gate.ledger import LAST_LAYER, Ledger
 from cluster.gate.modes import Comparison
+from cluster.gate.served import say_left_out, served_plan
 from cluster.gate.tasks import KINDS, TaskKind, tasks_of
 from cluster.gate.trials import Shapes, Trial, draw_trials
 from cluster.paths import DEMO_MODEL
@@ -78,7 +79,8 @@ class Evaluation:
         Raises:
             KvquiltError: a model cannot be used; ``kept`` holds answers of other settings; a request failed.
         """
-        plan = without_clips(self.plan, self.models, console)
+        plan, left_out = served_plan(self.plan, self.models)
+        say_left_out(left_out, console)
         bench = QualityBench(self.models, plan, self.seed)
         try:
             shapes = self.shapes(self.models)
@@ -88,7 +90,7 @@ class Evaluation:
             asking = Asking(
                 partial(QualityBench, self.models, plan, self.seed),
                 partial(self._ways, plan),
-                num_processes(self.processes, self.threads),
+                num_processes(self.processes, self.threads, self.models),
                 self.threads,
                 self.minutes,
                 lambda: self._enough(plan, ledger, answered(asking, ledger, trials)),
@@ -106,6 +108,7 @@ class Evaluation:
             made_with(self.models, plan, bench.prompts, bench.fingerprints),
             settings,
             likenesses(answers, plan.ratio),
+            left_out=left_out,
         )
 
     def _ways(self, plan: Comparison, trial: Trial) -> list[Way]:
@@ -138,7 +141,7 @@ class Evaluation:
             "prompt": dataclasses.asdict(ingestion.prompt),
             "dtype": self.models.dtype,
             **({"device": self.models.device} if self.models.on_gpu else {}),
-            "controls_as": plan.clips[0].label if plan.clips else "ratio",
+            "controls_as": plan.controls_as,
             "agreement_with": LAST_LAYER if self.models.likeness else "",
             **({} if self.models.encoding == EXACT else {"encoding": self.models.encoding}),
             **({"adapter": adapter_identity(self.models.adapter)} if self.models.adapter else {}),
@@ -147,17 +150,9 @@ class Evaluation:
         }
 
 
-def without_clips(plan: Comparison, models: Models, console: Console) -> Comparison:
-    """``plan`` as it can be asked: nothing that an auxiliary model chooses where there is none."""
-    if not plan.clips or models.auxiliary:
-        return plan
-    console.print("no auxiliary model chooses for cacheclip, so it is left out; the controls go by the ratio")
-    return dataclasses.replace(plan, clips=())
-
-
-def num_processes(wanted: int, threads: int) -> int:
-    """0: as many as there are cores for."""
-    return wanted or max(1, len(os.sched_getaffinity(0)) // threads)
+def num_processes(wanted: int, threads: int, models: Models) -> int:
+    """0: as many as there are cores for; on a GPU one."""
+    return wanted or (1 if models.on_gpu else max(1, len(os.sched_getaffinity(0)) // threads))
 
 
 def answered(asking: Asking, ledger: Ledger, subjects: Sequence[Trial]) -> list[Context]:

@@ -26,8 +26,8 @@ class GradedAnswer:
     agreement: (KL divergence in nats, Jaccard index of best tokens) with the attention of the primary's last
     layer: by reading that of the auxiliary, and by ``FIRST_LAYER`` that of the primary's own first layer.
     kl: mean divergence of the first tokens' distributions from those of ``full`` over the whole blocks, in
-    nats; None:
-    kept by a version that did not measure it.
+    nats. alike: agreement with the reference's answer (``shared.measuring.agreement``). None: kept by a
+    version that did not measure it.
     """
 
     kind: str
@@ -41,6 +41,7 @@ class GradedAnswer:
     found: float | None = None
     agreement: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     kl: float | None = None
+    alike: float | None = None
 
 
 class Ledger:

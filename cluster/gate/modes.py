@@ -81,12 +81,22 @@ WHOLE_BLOCKS, CLOSED_BOOK = (
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What is compared with what. ``others``: modes besides ``reordered`` that recompute nothing."""
+    """What is compared with what. ``others``: modes besides ``reordered`` that recompute nothing.
+    ``as_served``: a ratio is what a request's would be, as a verdict needs it; else every mode computes as
+    much as ``cacheclip``, where there is one, and ``cacheblend`` its first two layers besides."""
 
     controls: tuple[ReuseMode, ...] = CONTROLS
     clips: tuple[ClipSetting, ...] = (ClipSetting(),)
     ratios: tuple[float, ...] = (0.1, 0.2, 0.4)
     others: tuple[ReuseMode, ...] = ()
+    as_served: bool = False
+
+    @property
+    def controls_as(self) -> str:
+        """How much the controls compute, for the settings of kept answers."""
+        if self.as_served:
+            return "served"
+        return self.clips[0].label if self.clips else "ratio"
 
     @property
     def ratio(self) -> float:
@@ -102,8 +112,15 @@ class Comparison:
         every kind. Of the forms of ``cacheclip`` the first."""
         served = (None, *self.clips[:1])
         return tuple(
-            arm for arm in self.arms("") if arm.over is Over.PLACED and arm.clip in served and arm != FULL
+            arm
+            for arm in self.arms("")
+            if arm.over is Over.PLACED and arm.clip in served and arm != FULL and not self._matched(arm)
         )
+
+    def _matched(self, arm: Arm) -> bool:
+        """It computes another part of the tokens than a request of its mode and ratio does."""
+        control = arm.recomputes and arm.clip is None and not self.as_served
+        return control and bool(self.clips or arm.mode.row.surveys_all)
 
     def _arms(self, kind: str) -> Iterator[Arm]:
         yield from (CLOSED_BOOK, WHOLE_BLOCKS, FULL, REORDERED)

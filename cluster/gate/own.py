@@ -17,15 +17,17 @@ from cluster.gate.answering import AskedQuestion, EngineAnswers, EngineReply, Mo
 from cluster.gate.asking import Asking, Way
 from cluster.gate.decision import DEFAULT_ALPHA, Context, decide
 from cluster.gate.evaluated import OWN, Evaluated, made_with
-from cluster.gate.evaluation import num_processes, without_clips
+from cluster.gate.evaluation import num_processes
 from cluster.gate.ingested import Ingested, Ingesting
 from cluster.gate.ledger import GradedAnswer, Ledger
 from cluster.gate.modes import Arm, Comparison
 from cluster.gate.retrieved import OwnSubject, RetrievedQuestions
+from cluster.gate.served import say_left_out, served_plan
 from services.ingestion.recipe import Recipe, context_tokens
 from shared.errors import InvalidRequest
 from shared.identity import adapter_identity
 from shared.kv_types import KvContext, Manifest
+from shared.measuring.reference import Place, within_reach
 
 MAX_TOKENS = 64
 _DOCUMENTS = 256  # kept as they were cut
@@ -108,6 +110,7 @@ class OwnBench:
             asked.num_tokens,
             reply.num_selected if arm.mode.row.stored else asked.num_tokens,
             kl=reply.kl,
+            alike=reply.alike,
         )
 
     def asked(self, subject: OwnSubject) -> AskedQuestion:
@@ -152,30 +155,20 @@ class OwnBench:
         """Of the whole blocks what the model can read at once, in order: the retrieved chunks, then those
         nearest to them."""
 
-        def tokens(places: Sequence[tuple[str, int]]) -> int:
-            return sum(len(documents[i].manifest.chunks[at].token_ids) for i, at in places)
+        def num_tokens(place: Place) -> int:
+            document_id, at = place
+            return len(documents[document_id].manifest.chunks[at].token_ids)
 
         around = (
             len(self.prompts.prefix_ids) + len(self.prompts.encode_question(question)) + MAX_TOKENS + _AROUND
         )
-        room = self._most - around - tokens(list(dict.fromkeys(retrieved)))
+        room = self._most - around - sum(map(num_tokens, dict.fromkeys(retrieved)))
         if room < 0:
             raise InvalidRequest(
                 f"--questions: the chunks that are retrieved for question {number + 1} are longer than the "
                 "model reads; ask for fewer by -k"
             )
-        distances = {
-            place: min(abs(place[1] - at) for i, at in retrieved if i == place[0])
-            for place in whole
-            if place not in retrieved
-        }
-        kept = set(retrieved)
-        for place in sorted(distances, key=lambda place: (distances[place], place)):
-            room -= tokens([place])
-            if room < 0:
-                break
-            kept.add(place)
-        return [place for place in whole if place in kept]
+        return within_reach(whole, retrieved, num_tokens, room)
 
     def _read(self, document_id: str) -> OwnDocument:
         stored = self._documents[document_id]
@@ -213,7 +206,8 @@ class OwnEvaluation:
 
     def run(self, kept: Path | None, console: Console) -> Evaluated:
         """Raises as ``Evaluation.run``."""
-        plan = without_clips(self.plan, self.models, console)
+        plan, left_out = served_plan(self.plan, self.models)
+        say_left_out(left_out, console)
         build = partial(OwnBench, self.models, plan, self.retrieved.documents)
         bench = build()
         subjects = self.retrieved.subjects
@@ -231,11 +225,13 @@ class OwnEvaluation:
                     and decide(ledger.answers, plan, order(), self.tolerance, self.alpha).decided
                 )
 
-            processes = num_processes(self.processes, self.threads)
+            processes = num_processes(self.processes, self.threads, self.models)
             asking = Asking(build, partial(_ways, plan), processes, self.threads, self.minutes, enough)
             asking.run(bench, ledger, subjects, console)
             served = made_with(self.models, plan, bench.prompts, bench.fingerprints)
-            return Evaluated(ledger.answers, order(), plan, served, settings, questions=OWN)
+            return Evaluated(
+                ledger.answers, order(), plan, served, settings, questions=OWN, left_out=left_out
+            )
         finally:
             bench.close()
 
@@ -251,7 +247,8 @@ class OwnEvaluation:
             "encoding": self.models.encoding,
             "stop": list(self.models.stop),
             "adapter": adapter_identity(self.models.adapter) if self.models.adapter else "",
-            "controls_as": plan.clips[0].label if plan.clips else "ratio",
+            "controls_as": plan.controls_as,
+            **({"device": self.models.device} if self.models.on_gpu else {}),
         }
 
 

@@ -60,7 +60,7 @@ def read_questions(path: Path) -> list[OwnQuestion]:
         file, line and field.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other ends of lines
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"--questions: {path} cannot be read as text: {error}") from None
     found = [

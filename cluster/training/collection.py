@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
+from typing import Protocol
 
 from cluster.training.examples import Example, ExampleChunk, ExampleDocument
 from services.training.distillation.decoding import decoded
@@ -23,7 +24,11 @@ from shared.kv_types import Manifest
 from shared.prompt import PromptTokenizer
 
 _ASKED = "Write one short question that this text answers. Write nothing but the question."
-_ABOUT_ITSELF = {"question", "answer", "text", "following", "sentence"}  # words of prompts
+_OF_ANY_TEXT = re.compile(
+    r"\b(question|answer|text|following|sentence|what|which|when|where|whose|does|that|this|these|those|there"
+    r"|with|from|about|into|have|been|were|would|could|should)\b"
+)
+"""Words of prompts, and of any question."""
 _MAX_TOKENS = 48
 _WINDOW = 48  # chunks of a long document that may stand together
 _WORDS = range(3, 41)
@@ -61,10 +66,43 @@ def subjects_of(
     return list(islice(in_turn, count))
 
 
+class QuestionWriter(Protocol):
+    """Whoever is asked for questions about texts."""
+
+    def write(self, texts: Sequence[str], name: str) -> Iterator[str]:
+        """Of each text what was written about it; ``name``: of the texts, for errors."""
+        ...
+
+
+class ModelWriter:
+    """The model itself, over one text at a time."""
+
+    def __init__(self, model: LoadedModel, prompts: PromptTokenizer) -> None:
+        self._prompts, self._engine = prompts, Engine(model, decode=prompts.decode)
+
+    def close(self) -> None:
+        self._engine.shut_down()
+
+    def write(self, texts: Sequence[str], name: str) -> Iterator[str]:
+        asked = (self._prompts.encode_question(_ASKED),)
+        requests = [
+            GenerateRequest(
+                f"{i}",
+                self._prompts.prefix_ids,
+                (Chunk("0", self._prompts.encode_chunk(text)),),
+                asked,
+                reuse=ReuseMode.FULL,
+                sampling=SamplingParams(max_tokens=_MAX_TOKENS),
+            )
+            for i, text in enumerate(texts)
+        ]
+        for (ids,) in decoded(self._engine, requests, [name] * len(texts)):
+            yield self._prompts.decode(ids)
+
+
 def examples_of(
     subjects: Sequence[AskedChunks],
-    model: LoadedModel,
-    prompts: PromptTokenizer,
+    writer: QuestionWriter,
     collection: str,
     on_progress: Callable[[int, int], None],
 ) -> list[Example]:
@@ -73,17 +111,14 @@ def examples_of(
         InvalidRequest: no questions can be generated.
     """
     examples = []
-    engine = Engine(model, decode=prompts.decode)
-    try:
-        for number, subject in enumerate(subjects):
-            on_progress(number, len(subjects))
-            name = f"collection {collection}, context {number}"
-            written = _questions(engine, prompts, subject.texts, name)
-            questions = tuple(dict.fromkeys(question for question in written if question))
-            if questions:
-                examples.append(Example(name, subject.documents, questions))
-    finally:
-        engine.shut_down()
+    for number, subject in enumerate(subjects):
+        on_progress(number, len(subjects))
+        name = f"collection {collection}, context {number}"
+        texts = subject.texts
+        written = map(question_in, writer.write(texts, name), texts)
+        questions = tuple(dict.fromkeys(question for question in written if question))
+        if questions:
+            examples.append(Example(name, subject.documents, questions))
     on_progress(len(subjects), len(subjects))
     if len(examples) < 2:
         raise InvalidRequest(
@@ -98,26 +133,9 @@ def question_in(text: str, chunk: str) -> str:
     """The first question of what the model wrote; empty: there is none that has to do with the chunk."""
     question, mark, _ = text.strip().removeprefix("Question:").strip(" \"'").partition("?")
     words = question.split()
-    about = set(_LONG_WORD.findall(question.lower())) & set(_LONG_WORD.findall(chunk.lower()))
-    about -= _ABOUT_ITSELF
+    asked = _OF_ANY_TEXT.sub("", question.lower())
+    about = set(_LONG_WORD.findall(asked)) & set(_LONG_WORD.findall(chunk.lower()))
     return f"{question}?" if mark and "\n" not in question and len(words) in _WORDS and about else ""
-
-
-def _questions(engine: Engine, prompts: PromptTokenizer, texts: Sequence[str], name: str) -> Iterator[str]:
-    asked = (prompts.encode_question(_ASKED),)
-    requests = [
-        GenerateRequest(
-            f"{i}",
-            prompts.prefix_ids,
-            (Chunk("0", prompts.encode_chunk(text)),),
-            asked,
-            reuse=ReuseMode.FULL,
-            sampling=SamplingParams(max_tokens=_MAX_TOKENS),
-        )
-        for i, text in enumerate(texts)
-    ]
-    for text, (ids,) in zip(texts, decoded(engine, requests, [name] * len(texts)), strict=True):
-        yield question_in(prompts.decode(ids), text)
 
 
 def _windows(manifest: Manifest) -> Iterator[ExampleDocument]:

@@ -65,7 +65,7 @@ def read_examples(path: Path) -> list[Example]:
         InvalidRequest: a line has another form (names file, line and field), or there is none.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other ends of lines
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"--data: {path} cannot be read as text: {error}") from error
     examples = [_example(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -74,22 +74,22 @@ def read_examples(path: Path) -> list[Example]:
     return examples
 
 
-def write_examples(path: Path, examples: Iterable[Example]) -> None:
-    """In the form in which they are read."""
+def write_examples(path: Path, examples: Iterable[Example], **beside: str) -> None:
+    """In the form in which they are read; ``beside``: fields of every line for others."""
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_name(f"{path.name}.new")
-    written.write_text("".join(_line(example) for example in examples), encoding="utf-8")
+    written.write_text("".join(_line(example, beside) for example in examples), encoding="utf-8")
     written.replace(path)
 
 
-def _line(example: Example) -> str:
+def _line(example: Example, beside: Mapping[str, str]) -> str:
     documents = [
         {"title": one.title, "chunks": [asdict(chunk) for chunk in one.chunks]}
         if one.chunks
         else {"title": one.title, "text": one.text}
         for one in example.documents
     ]
-    line = {"documents": documents, "questions": list(example.questions)}
+    line = {"documents": documents, "questions": list(example.questions), **beside}
     return json.dumps(line, ensure_ascii=False) + "\n"
 
 

@@ -35,8 +35,9 @@ from shared.documents import SourceDocument
 from shared.engine import Engine, EngineConfig, LoadedModel, StoredSegment, load_model
 from shared.engine.attention import Lane, StepPlan
 from shared.engine.backends import backend_for
+from shared.engine.kv.branch import Branch, Placement
 from shared.engine.kv.encodings import EXACT
-from shared.engine.kv.segment import Branch, Placement, Segment
+from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import ComputedChunk, NoSource
 from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest, SamplingParams
 from shared.generation.modes import ReuseMode

@@ -22,6 +22,8 @@ class HostKv(NoSource):
 
 
 class _HostSegment:
+    in_order = False
+
     def __init__(self, kv: torch.Tensor) -> None:
         self._k_LKTD, self._v_LKTD = kv
 

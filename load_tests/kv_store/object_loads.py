@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,6 +35,7 @@ from shared.measuring.report import Measurement, measured
 from shared.stored_segments.source import StoreSegmentSource
 
 NUM_CHUNKS, CONCURRENCY, RUNS = 8, 4, 15
+_FEW_TOKENS = 16
 _BUCKET = "kvquilt-benchmark"
 
 
@@ -47,63 +49,85 @@ def measure_object_loads(
     loader; the same at a later miss, where the node fetches them to its disk meanwhile; what scrubbing takes,
     which verifies them on the way and keeps nothing; and by a bare client, which looks at nothing. Each of
     the first is measured in turn with the last, so that whatever else the machine does meets both, and apart
-    from the others, whose files the system may be still writing afterwards.
+    from the others, whose files the system may be still writing afterwards. All have got as many chunks of a
+    few tokens just before, for a generator starts its threads and connects once, not for every request.
     """
     with _server(directory, endpoint) as address:
         objects = ObjectBlobs(ObjectSettings(address, bucket=_BUCKET, secure=False))
-        sizes = {}
-        for seed in range(NUM_CHUNKS):
-            chunk_id, path = write_random_chunk(directory, shape, 200 + seed)
-            sizes[chunk_id] = path.stat().st_size
-            objects.put_file(blob_of(chunk_id), path)
+        sizes = _stored(objects, directory, shape, 200)
+        small_shape = replace(shape, tokens=min(shape.tokens, _FEW_TOKENS))
+        small = _stored(objects, directory, small_shape, 300)
 
         def compare(name: str, load_s: Callable[[], float]) -> Measurement:
-            seconds = in_turn((runs + 1, load_s), (runs + 1, lambda: _bare_s(address, sizes)))
+            seconds = in_turn((runs + 1, load_s), (runs + 1, lambda: _bare_s(address, small, sizes)))
             ours, bare = ([sum(sizes.values()) / s for s in of_way[1:]] for of_way in seconds)
             return measured(name, ours, "byte/s", better="higher", baseline=bare)
+
+        chunk_lens = [dict.fromkeys(small, small_shape.tokens), dict.fromkeys(sizes, shape.tokens)]
 
         def served_s(copy_from_miss: int) -> float:
             with TemporaryDirectory(dir=directory) as node:
                 fetch = FetchConfig(copy_from_miss=copy_from_miss)
-                return asyncio.run(_served_s(Path(node), objects, fetch, shape, list(sizes)))
+                return asyncio.run(_served_s(Path(node), objects, fetch, shape, chunk_lens))
 
+        verify = partial(verify_object, objects)
         measurements = [
             compare("load_29mb_object_store", partial(served_s, FetchConfig().copy_from_miss)),
             compare("load_29mb_object_store_copied", partial(served_s, 1)),
-            compare("scrub_29mb_object_store", lambda: _together_s(partial(verify_object, objects), sizes)),
+            compare("scrub_29mb_object_store", lambda: _together_s(verify, small, sizes)),
         ]
-        for chunk_id in sizes:
+        for chunk_id in (*small, *sizes):
             objects.delete(blob_of(chunk_id))
     return measurements
 
 
+def _stored(objects: ObjectBlobs, directory: Path, shape: ChunkShape, seed: int) -> dict[str, int]:
+    """New chunks in the object store, and their sizes."""
+    sizes = {}
+    for i in range(NUM_CHUNKS):
+        chunk_id, path = write_random_chunk(directory, shape, seed + i)
+        sizes[chunk_id] = path.stat().st_size
+        objects.put_file(blob_of(chunk_id), path)
+    return sizes
+
+
 async def _served_s(
-    directory: Path, objects: ObjectBlobs, fetch: FetchConfig, shape: ChunkShape, chunk_ids: Sequence[str]
+    directory: Path,
+    objects: ObjectBlobs,
+    fetch: FetchConfig,
+    shape: ChunkShape,
+    requests: Sequence[Mapping[str, int]],
 ) -> float:
-    """Seconds from asking the node to the last verified layer."""
+    """Seconds from asking the node for the chunks of the last request to the last verified layer."""
     async with disk_node(directory, objects, fetch) as node:
         loop = asyncio.get_running_loop()
-        arriving: asyncio.Queue[Loaded] = asyncio.Queue()
-
-        def tell(event: FirstLayer | Loaded) -> None:
-            if isinstance(event, Loaded):
-                loop.call_soon_threadsafe(arriving.put_nowait, event)
-
         source = StoreSegmentSource(node, "", loop, shape.kv)
         loader = Loader(source, shape.spec, EngineConfig().loader_threads)
         try:
-            started = time.perf_counter()
-            loader.load(dict.fromkeys(chunk_ids, shape.tokens), tell)
-            arrived = [await arriving.get() for _ in chunk_ids]
-            elapsed = time.perf_counter() - started
-            assert all(loaded.segment for loaded in arrived), "the node could not fetch a chunk"
-            return elapsed
+            return [await _load_s(loader, chunk_lens) for chunk_lens in requests][-1]
         finally:
             await asyncio.to_thread(loader.close)
 
 
-def _bare_s(endpoint: str, sizes: Mapping[str, int]) -> float:
+async def _load_s(loader: Loader, chunk_lens: Mapping[str, int]) -> float:
+    loop = asyncio.get_running_loop()
+    arriving: asyncio.Queue[Loaded] = asyncio.Queue()
+
+    def tell(event: FirstLayer | Loaded) -> None:
+        if isinstance(event, Loaded):
+            loop.call_soon_threadsafe(arriving.put_nowait, event)
+
+    started = time.perf_counter()
+    loader.load(chunk_lens, tell)
+    arrived = [await arriving.get() for _ in chunk_lens]
+    elapsed = time.perf_counter() - started
+    assert all(loaded.segment for loaded in arrived), "the node could not fetch a chunk"
+    return elapsed
+
+
+def _bare_s(endpoint: str, before: Mapping[str, int], sizes: Mapping[str, int]) -> float:
     """Seconds for the same bytes."""
+    all_sizes = {**before, **sizes}
     connections = urllib3.PoolManager(maxsize=CONCURRENCY)
     client = Minio(
         endpoint, secure=False, credentials=EnvAWSProvider(), http_client=connections, region="us-east-1"
@@ -112,17 +136,18 @@ def _bare_s(endpoint: str, sizes: Mapping[str, int]) -> float:
     def fetch(chunk_id: str) -> None:
         response = client.get_object(_BUCKET, blob_of(chunk_id))
         try:
-            assert len(response.read()) == sizes[chunk_id]
+            assert len(response.read()) == all_sizes[chunk_id]
         finally:
             response.close()
             response.release_conn()
 
-    return _together_s(fetch, sizes)
+    return _together_s(fetch, before, sizes)
 
 
-def _together_s(get: Callable[[str], object], chunk_ids: Iterable[str]) -> float:
+def _together_s(get: Callable[[str], object], before: Iterable[str], chunk_ids: Iterable[str]) -> float:
     """Seconds for all of them, several at once."""
     with ThreadPoolExecutor(CONCURRENCY) as threads:
+        list(threads.map(get, before))
         started = time.perf_counter()
         list(threads.map(get, chunk_ids))
         return time.perf_counter() - started

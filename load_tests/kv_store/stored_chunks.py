@@ -63,12 +63,19 @@ class ChunkShape:
 QWEN2_7B = ChunkShape()
 
 
-def write_random_chunk(directory: Path, shape: ChunkShape, seed: int, chunk_id: str = "") -> tuple[str, Path]:
-    """A chunk's id (by default one that goes by the seed) and its file, which lies in the page cache
-    afterwards."""
+def random_chunk_id(shape: ChunkShape, seed: int, tenant: str = "") -> str:
+    """The identity of the chunk that goes by the seed."""
+    return chunk_identity(tenant, FINGERPRINT, (), random_ids(seed, shape.tokens, vocab=_VOCAB))
+
+
+def write_random_chunk(
+    directory: Path, shape: ChunkShape, seed: int, chunk_id: str = "", kv_seed: int | None = None
+) -> tuple[str, Path]:
+    """A chunk's id (by default ``random_chunk_id``) and its file, which lies in the page cache afterwards.
+    ``kv_seed``: of its KV, where one chunk has several."""
     token_ids = random_ids(seed, shape.tokens, vocab=_VOCAB)
-    header = shape.kv.header(chunk_id or chunk_identity("", FINGERPRINT, (), token_ids), (), token_ids)
-    rng = np.random.default_rng(seed)
+    header = shape.kv.header(chunk_id or random_chunk_id(shape, seed), (), token_ids)
+    rng = np.random.default_rng(seed if kv_seed is None else kv_seed)
     size = (shape.kv_heads, shape.tokens, shape.head_dim)
     k, v = ([rng.integers(0, 1 << 16, size, dtype=np.uint16) for _ in range(shape.layers)] for _ in "kv")
     path = directory / f"{header.chunk_id}.arrow"

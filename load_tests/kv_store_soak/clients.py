@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from load_tests.kv_store.stored_chunks import ChunkShape, write_random_chunk
+from load_tests.kv_store.stored_chunks import ChunkShape, random_chunk_id, write_random_chunk
 from shared.clients.kv_node import AgentClient
 from shared.errors import CorruptData, InternalError, KvquiltError, NotFound
-from shared.kv_types import PIECE_BYTES, Manifest, ManifestChunk
+from shared.kv_types import PIECE_BYTES, Manifest, ManifestChunk, Origin
 from shared.request import RequestContext
 
 COLLECTION = "soak"
@@ -32,6 +32,8 @@ class ExpectedChunk:
     end is not known."""
 
     chunk_id: str
+    shape: ChunkShape
+    seed: int
     allowed: set[str] = field(default_factory=lambda: {_ABSENT})
     document: str = ""
 
@@ -83,21 +85,21 @@ class SoakClient:
     async def put(self) -> None:
         chunk = self._new()
         data = await self._promised(chunk)
-        await self.connect().put(_ctx(), chunk.chunk_id, len(data), _pieces(data))
+        await self.connect().put(_ctx(), chunk.chunk_id, len(data), _pieces(data), Origin())
         chunk.allowed = {_digest(data)}
 
     async def replace(self) -> None:
-        chunk = self._any()
-        data = await self._promised(chunk)
-        await self.connect().put(_ctx(), chunk.chunk_id, len(data), _pieces(data), replace=True)
-        chunk.allowed = {_digest(data)}
+        await self._adopted(self._any(), replace=True)
 
     async def adopt(self) -> None:
-        chunk, store = self._new(), self.connect()
-        path = Path(await store.stage(_ctx())) / f"client-{self.number}-{self._made}"
+        await self._adopted(self._new(), write_back=self.rng.random() < 0.5)
+
+    async def _adopted(self, chunk: ExpectedChunk, replace: bool = False, write_back: bool = False) -> None:
+        store = self.connect()
+        path = Path(await store.stage(_ctx())) / f"client-{self.number}-{self.rng.randrange(10**9)}"
         data = await self._promised(chunk)
         await asyncio.to_thread(path.write_bytes, data)
-        await store.adopt(_ctx(), chunk.chunk_id, "", str(path), write_back=self.rng.random() < 0.5)
+        await store.adopt(_ctx(), chunk.chunk_id, "", str(path), replace, write_back)
         chunk.allowed = {_digest(data)}
 
     async def get(self) -> None:
@@ -197,15 +199,16 @@ class SoakClient:
         if len(self.chunks) >= _MOST_CHUNKS:
             self._retire(force=True)
         self._made += 1
-        chunk_id = hashlib.blake2b(f"{self.number}/{self._made}".encode(), digest_size=20).hexdigest()
-        chunk = self.chunks[chunk_id] = ExpectedChunk(chunk_id)
+        shape = ChunkShape(layers=2, kv_heads=2, head_dim=32, tokens=self.rng.randrange(120, 500))
+        seed = self.rng.randrange(2**32)
+        chunk_id = random_chunk_id(shape, seed, _ctx().tenant)
+        chunk = self.chunks[chunk_id] = ExpectedChunk(chunk_id, shape, seed)
         return chunk
 
     async def _promised(self, chunk: ExpectedChunk) -> bytes:
         """A file of 60 to 250 KB that the store may answer with from now on."""
-        shape = ChunkShape(layers=2, kv_heads=2, head_dim=32, tokens=self.rng.randrange(120, 500))
-        seed = self.rng.randrange(2**32)
-        _, path = await asyncio.to_thread(write_random_chunk, self.scratch, shape, seed, chunk.chunk_id)
+        of = (self.scratch, chunk.shape, chunk.seed, chunk.chunk_id, self.rng.randrange(2**32))
+        _, path = await asyncio.to_thread(write_random_chunk, *of)
         data = await asyncio.to_thread(path.read_bytes)
         path.unlink()
         chunk.allowed.add(_digest(data))

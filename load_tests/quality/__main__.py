@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -83,7 +85,11 @@ counts where whole blocks beat closed book by 20 points.
                                                                         than whole blocks by --tolerance at
                                                                         most; over conditioned KV never one
                                                                         that recomputes, unless that wins
-                                                                        somewhere and destroys nowhere
+                                                                        somewhere and destroys nowhere. Beside
+                                                                        cacheclip the controls compute as much
+                                                                        as it does, and not their ratio, so no
+                                                                        verdict names them: kvquilt gate asks
+                                                                        every mode as it is served
   python -m load_tests.quality --cacheclip budget/stitched,paper/stitched,budget/each --controls
   query_attention --ratios 0.2 --likeness                               groupings and readings against each
                                                                         other, and how alike auxiliary and
@@ -134,7 +140,7 @@ def _measure(args: argparse.Namespace, console: Console, errors: Console) -> Non
         write_report(args.json, evaluated.measurements(), evaluated.details(), threads=args.threads)
     if args.verdict is not None:
         verdict = evaluated.verdict(args.tolerance, args.alpha)
-        keep_verdict(args.verdict, verdict)
+        keep_verdict(args.verdict, dataclasses.replace(verdict, made_s=time.time()))
         console.print(f"verdict: {verdict.advice}, in {args.verdict}", soft_wrap=True)
 
 
@@ -181,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
     option(parser, "--device", "cpu", "of the primary: cpu, cuda")
     option(parser, "--adapter", "", "directory of one that requests go with; empty: none")
     option(parser, "--packets", "", "directory of those that stand around chunks; they go with --kv-context "
-           "none, --ratios '' and --cacheclip ''")  # fmt: skip
+           "none, and what computes tokens anew is left out")  # fmt: skip
     own = IngestionConfig("model")
     option(parser, "--kv-context", own.kv_context, "what chunks are computed behind", type=KvContext,
            choices=list(KvContext))  # fmt: skip

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cluster.evaluation.arms import FULL, EvalArm
-from cluster.evaluation.squad import score
 from load_tests.reading.articles import Article
 from load_tests.reading.contexts import ArticleCutter, ArticleShape, ReadingContext
 from services.ingestion.chunker import TextChunk
@@ -18,6 +17,7 @@ from shared.generation.asked import GenerateRequest, SamplingParams
 from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.told import DoneEvent, Event, TokenEvent
 from shared.measuring.paired import divergence
+from shared.measuring.squad import score
 from shared.prompt import PromptTokenizer
 from shared.prompt_config import PromptConfig
 from shared.selection.auxiliary import load_auxiliary

@@ -10,6 +10,7 @@ from shared.deployment import DeploymentConfig
 from shared.generation.modes import ReuseMode
 from shared.generation.orders import AskedMode
 from shared.kv_types import KvContext
+from shared.limits import RequestLimits
 from shared.search import ContextOrder
 
 
@@ -72,6 +73,37 @@ class FeedbackConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowConfig:
+    """Questions that mode `auto` answered by the model's verdict are asked again of the reference, `full`
+    over whole blocks, while the generator has nothing else to do (docs/gate.md).
+
+    share: of these questions, 0 (none) to 1.
+    tolerance: how far the mean agreement of both answers (F1 of their words) may lie below what it was when
+    the verdict was made; where it is certain that it lies further below, the verdict is suspended.
+    alpha: the chance that it is suspended although agreement is as it should be, for each window.
+    window: questions after which counting begins anew.
+    most_waiting: questions that wait for idle time, in memory; the oldest go first.
+    most_wait_s: seconds after which one that waits is dropped.
+    """
+
+    share: float = 0.0
+    tolerance: float = 0.1
+    alpha: float = 0.05
+    window: int = 500
+    most_waiting: int = 32
+    most_wait_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:  # True for NaN
+            raise ValueError(f"share: must be 0 to 1, got {self.share}")
+        for name in ("tolerance", "alpha"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be above 0 and below 1, got {getattr(self, name)}")
+        check_least(self, 1, "window", "most_waiting")
+        check_above_zero(self, "most_wait_s")
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayConfig:
     """
     k: chunks in a context when the request names none; max_k: most it may name.
@@ -82,6 +114,7 @@ class GatewayConfig:
     refusal: of questions that the documents hold too little evidence for.
     http: of the requests of OpenAI's clients (docs/http.md).
     feedback: what users say of answers (docs/gate.md).
+    shadow: whether answers by the model's verdict still agree with the reference's (docs/gate.md).
     rrf_constant: of reciprocal-rank fusion of several questions' rankings; larger values weigh the top of
     the rankings less.
     status_timeout_s: how long a service may take to say that it is well.
@@ -92,6 +125,7 @@ class GatewayConfig:
     selector: the application that selects tokens; empty: there is none. Filled in where `selector.model` is
     set.
     addresses: of applications that another cluster serves; filled in from `applications`.
+    limits: of requests; filled in from the shared section.
     """
 
     k: int = 8
@@ -102,12 +136,14 @@ class GatewayConfig:
     refusal: RefusalConfig = field(default_factory=RefusalConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
     feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
+    shadow: ShadowConfig = field(default_factory=ShadowConfig)
     rrf_constant: int = 60
     status_timeout_s: float = 3.0
     kv_context: KvContext = KvContext.DOCUMENT
     kv_store: str = "kv_store"
     selector: str = ""
     addresses: dict[str, str] = field(default_factory=dict)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:
@@ -115,3 +151,8 @@ class GatewayConfig:
         check_above_zero(self, "status_timeout_s")
         if self.k > self.max_k:
             raise ValueError(f"k: {self.k} is above max_k ({self.max_k})")
+        if self.shadow.share and not self.kv_store:
+            raise ValueError(
+                "shadow.share: the reference reads whole blocks, which the KV store knows; name its "
+                "application in kv_store"
+            )

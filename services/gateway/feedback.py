@@ -21,6 +21,7 @@ from pathlib import Path
 from services.gateway.config import FeedbackConfig
 from shared.errors import FailedPrecondition, InvalidRequest, NotFound, StorageFull
 from shared.feedback import Feedback, RatedAnswer, Rating
+from shared.private_files import make_private_directory, open_private
 from shared.search import SearchHit
 
 _SLACK = 1.25  # times the most ratings: files are cut when they have become so long
@@ -138,7 +139,7 @@ class FeedbackKeeper:
 
     def _append(self, tenant: str, rated: RatedAnswer) -> None:
         path = self._file(tenant)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_directory(path.parent)
         line = _line(rated)
         with _locked(path):
             size = path.stat().st_size if path.exists() else 0
@@ -150,7 +151,7 @@ class FeedbackKeeper:
                 _replace(path, lines)
                 num_lines = len(lines)
             else:
-                with path.open("ab") as file:
+                with open(path, "ab", opener=open_private) as file:
                     file.write(line)
                     file.flush()
                     os.fsync(file.fileno())
@@ -196,7 +197,7 @@ def _line(rated: RatedAnswer) -> bytes:
 
 def _replace(path: Path, lines: Sequence[bytes]) -> None:
     beside = path.with_name(f".{path.name}.new")
-    with beside.open("wb") as file:
+    with open(beside, "wb", opener=open_private) as file:
         file.writelines(lines)
         file.flush()
         os.fsync(file.fileno())
@@ -215,6 +216,6 @@ def _sync_directory(directory: Path) -> None:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """One writer at a time, of all processes on this machine."""
-    with path.with_name(f".{path.name}.lock").open("w") as file:
+    with open(path.with_name(f".{path.name}.lock"), "w", opener=open_private) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

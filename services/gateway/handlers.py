@@ -9,8 +9,9 @@ from protos.kvquilt.v1 import rag_pb2
 from services.gateway.feedback import FeedbackKeeper
 from services.gateway.pipeline import Pipeline
 from services.gateway.ports import HealthSource
+from services.gateway.shadow import Shadow
 from services.gateway.status import system_status
-from shared.clients.health import HEALTH
+from shared.clients.health import HEALTH, ServiceHealth
 from shared.request import RequestContext
 from shared.rpc import HealthServicer, server_stream, unary
 from shared.streams import mapped
@@ -34,9 +35,11 @@ class GatewayHandlers(HealthServicer):
         status_timeout_s: float,
         addresses: Mapping[str, str],
         feedback: FeedbackKeeper,
+        shadow: Shadow | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._feedback = feedback
+        self._shadow = shadow
         self._others = others
         self._status_timeout_s = status_timeout_s
         self._addresses = addresses
@@ -66,3 +69,7 @@ class GatewayHandlers(HealthServicer):
         others = await system_status(self._others, ctx, self._status_timeout_s, self._addresses)
         services = [await self.healthy(ctx), *others]
         return rag_pb2.StatusResponse(services=map(HEALTH.to_pb, services))
+
+    async def healthy(self, ctx: RequestContext) -> ServiceHealth:
+        facts = self._shadow.facts() if self._shadow is not None else {}
+        return ServiceHealth(self.application, ready=True, facts=facts)

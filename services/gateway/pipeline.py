@@ -26,8 +26,10 @@ from services.gateway.feedback import FeedbackKeeper, GivenAnswer
 from services.gateway.fusion import fuse
 from services.gateway.ports import GeneratorPort, Retriever
 from services.gateway.prefetch import Prefetching
+from services.gateway.reference import AnsweredOrder
 from services.gateway.refusal import refusals, renumbered
 from services.gateway.regeneration import generate_with_retry
+from services.gateway.shadow import Shadow
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Inquiry, Retrieved
 from shared.errors import InvalidRequest, ModelMismatch, NotFound
 from shared.generation.described import ModelDescription
@@ -71,6 +73,7 @@ class Pipeline:
         config: GatewayConfig,
         prefetching: Prefetching,
         feedback: FeedbackKeeper | None = None,
+        shadow: Shadow | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._retriever = retriever
@@ -78,6 +81,7 @@ class Pipeline:
         self._config = config
         self._prefetching = prefetching
         self._feedback = feedback
+        self._shadow = shadow
         self._clock = clock
 
     async def answer(self, ctx: RequestContext, inquiry: Inquiry) -> AsyncGenerator[AnswerEvent, None]:
@@ -129,7 +133,7 @@ class Pipeline:
     def _remember(
         self, ctx: RequestContext, inquiry: Inquiry, retrieved: Retrieved, said: dict[int, str], usage: Usage
     ) -> None:
-        """So that the answer can be rated; of several samples the one that was whole first."""
+        """So that the answer can be rated, and compared; of several samples the one that was whole first."""
         if self._feedback is not None:
             texts = tuple(said.get(i, "") for i in range(len(inquiry.questions)))
             reuse = usage.reuse.value if usage.reuse else ""
@@ -137,6 +141,18 @@ class Pipeline:
                 inquiry.collection, inquiry.questions, texts, retrieved.hits, reuse, usage.selected_tokens
             )
             self._feedback.remember(ctx.tenant, ctx.request_id, given)
+        if self._shadow is not None:
+            order = self._order(inquiry, retrieved, inquiry.questions)
+            answered = AnsweredOrder(
+                ctx.tenant,
+                inquiry.collection,
+                inquiry.questions[0],
+                retrieved.hits,
+                order,
+                said.get(0, ""),
+                usage,
+            )
+            self._shadow.consider(ctx, inquiry, answered)
 
     def _check(self, inquiry: Inquiry) -> None:
         if not inquiry.collection:

@@ -9,6 +9,7 @@ from shared.clients.health import ServiceHealth
 from shared.generation.described import ModelDescription
 from shared.generation.orders import GenerationOrder
 from shared.generation.told import GenerationEvent
+from shared.kv_types import Manifest
 from shared.request import RequestContext
 from shared.search import Filter, SearchMode, SearchResult
 
@@ -33,6 +34,14 @@ class Retriever(Protocol):
 class GeneratorPort(Protocol):
     async def describe(self, ctx: RequestContext) -> ModelDescription: ...
 
+    async def suspend(self, ctx: RequestContext, verdict: str, reason: str) -> bool:
+        """Mode ``auto`` no longer obeys ``verdict``; returns whether that outlives the generator.
+
+        Raises:
+            NotFound: it has no such verdict.
+        """
+        ...
+
     def generate(self, ctx: RequestContext, order: GenerationOrder) -> AsyncGenerator[GenerationEvent, None]:
         """Tokens and finished branches, then one ``DoneEvent``. Closing the generator stops the
         branches.
@@ -47,6 +56,15 @@ class GeneratorPort(Protocol):
 class ChunkFetcher(Protocol):
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> None:
         """Starts bringing the chunks' KV to where it will be needed, and returns at once."""
+        ...
+
+
+class ManifestSource(Protocol):
+    async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
+        """
+        Raises:
+            NotFound: no such document.
+        """
         ...
 
 

@@ -16,6 +16,7 @@ from shared import log as logs
 from shared.clients.agent_actor import own_node
 from shared.clients.selection import SelectionClient
 from shared.clients.serve_transport import ServeTransport
+from shared.private_files import keep_private
 from shared.serving import builder_of, load_or_error
 
 # The engine's thread lets go of the interpreter for microseconds at a time and is back before the event loop
@@ -29,6 +30,8 @@ class GenerationApp(GenerationServicer):
 
     def __init__(self, config: GeneratorConfig) -> None:
         logs.configure(self.application, config.deployment.log)
+        keep_private()
+        self.limits = config.limits
         # Ray sets OMP_NUM_THREADS to the CPUs that it reserves, at least 1: right for a hundred actors, wrong
         # for an engine.
         torch.set_num_threads(config.engine.num_threads or len(os.sched_getaffinity(0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 from shared.config import check_above_zero, check_least
@@ -12,7 +13,9 @@ from shared.generation.modes import Chooser, ReuseMode
 from shared.generation.orders import AskedMode
 from shared.generation.selection import Grouping, Reading
 from shared.kv_types import KvContext
+from shared.limits import RequestLimits
 from shared.prompt_config import PromptConfig
+from shared.verdict import VERDICT_FILE
 
 FALLBACKS = tuple(mode for mode in ReuseMode if mode.row.chooser not in (Chooser.CALLER, Chooser.SELECTOR))
 
@@ -57,8 +60,8 @@ class GeneratorConfig:
     is. ``kv_context``: what ingestion computes chunks behind, to tell whether a verdict still holds; filled
     in from `ingestion.kv_context`. ``verdict``: the file that ``auto`` goes by, as `kvquilt gate` writes
     it; empty:
-    ``quilt.verdict.json`` in the model's directory, if it is there (docs/recompute.md). ``prompt``: filled in
-    from the shared section.
+    ``quilt.verdict.json`` in the model's directory, if it is there (docs/recompute.md). ``prompt``,
+    ``limits``: filled in from the shared sections.
     """
 
     model: str
@@ -77,7 +80,13 @@ class GeneratorConfig:
     verdict: str = ""
     selector: SelectionConfig = field(default_factory=SelectionConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
+
+    @property
+    def verdict_file(self) -> Path:
+        """Holds the verdicts that ``auto`` goes by, where there are any."""
+        return Path(self.verdict) if self.verdict else Path(self.model) / VERDICT_FILE
 
     def __post_init__(self) -> None:
         if self.engine.on_gpu and not self.deployment.num_gpus:

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import replace
 from typing import Protocol
 
+from services.generator.idle import IdleTime
 from services.generator.selection import Decision
 from shared.errors import InternalError, KvquiltError, Unavailable
 from shared.generation.asked import GenerateRequest, PrefillRequest
@@ -44,6 +45,7 @@ class EngineThread:
     ``Unavailable``: whoever supervises this process sees ``alive`` and replaces it."""
 
     def __init__(self, engine: RunsRequests) -> None:
+        self.idle = IdleTime()
         self._engine = engine
         self._sinks: dict[str, Callable[[Event], None]] = {}
         self._lock = threading.Lock()
@@ -65,8 +67,9 @@ class EngineThread:
     ) -> AsyncGenerator[Event, None]:
         """The request's events; the last one is ``DoneEvent``. ``commands``: to a live forest, which is
         closed when they end; ``decision``: of a request whose mode is deferred, awaited once the engine has
-        it. What either raises, this raises. Closing the generator, or cancelling who iterates it, cancels the
-        request in the engine. The queue has no bound: a branch yields at most ``max_tokens`` small events.
+        it. What either raises, this raises. One that is not ``idle`` takes the idle time. Closing the
+        generator, or cancelling who iterates it, cancels the request in the engine. The queue has no
+        bound: a branch yields at most ``max_tokens`` small events.
 
         Raises:
             KvquiltError: the engine refused the request, or it failed later.
@@ -81,7 +84,10 @@ class EngineThread:
         self._register(request.request_id, sink)
         ended = False
         giving: asyncio.Task[None] | None = None
+        held = contextlib.ExitStack()
         try:
+            if not (isinstance(request, GenerateRequest) and request.idle):
+                held.enter_context(self.idle.taken())
             self._engine.submit(request, sink)
             if commands is not None:
                 giving = asyncio.create_task(self._give(request.request_id, commands, events))
@@ -94,6 +100,7 @@ class EngineThread:
                     raise event.error
                 yield event
         finally:
+            held.close()
             self._unregister(request.request_id)
             if not ended:
                 self._engine.cancel(request.request_id)
@@ -137,6 +144,7 @@ class EngineThread:
         self._thread.join()
 
     def check_invariants(self) -> None:
+        self.idle.check_invariants()
         with self._lock:
             assert self.alive or not self._sinks, "a request waits for an engine that has ended"
 

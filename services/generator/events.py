@@ -17,13 +17,13 @@ def end_of(
     done: DoneEvent, chunks: Sequence[Chunk], reusing: Reusing, decision: Decision | None = None
 ) -> DoneEvent:
     """``decision``: of a request that was to be ``cacheclip``."""
-    usage = replace(done.usage, reuse=reusing.mode, note=reusing.note)
+    usage = replace(done.usage, reuse=reusing.mode, note=reusing.note, verdict=reusing.verdict)
     timings = done.timings
     if decision is not None:
         timings = replace(timings, select_s=decision.took_s)
         usage = replace(usage, note="; ".join(filter(None, (reusing.note, decision.note))))
         if not decision.selected:
-            usage = replace(usage, reuse=decision.mode)
+            usage = replace(usage, reuse=decision.mode, verdict=None)
         else:
             picked = sum(one.num_picked for one in decision.selected)
             grouped = sum(one.num_grouped for one in decision.selected)

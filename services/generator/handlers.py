@@ -30,14 +30,20 @@ class GenerationServicer(LoadedServicer[Generator]):
         return mapped(prefilled, PREFILLED.to_pb)
 
     @server_stream
-    def Generate(
+    async def Generate(
         self, request: generation_pb2.GenerateRequest, ctx: RequestContext
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
         generator, order = self._service, order_of(request)
-        planned, margins = generator.plan(ctx, order), order.decoding.margins
+        planned, margins = await generator.plan(ctx, order), order.decoding.margins
         if margins is None:
-            return mapped(generator.generate(ctx, planned), GENERATED.to_pb)
-        return mapped(MarginWriter(generator, ctx, planned, margins).answer(), GENERATED.to_pb)
+            generated = generator.generate(ctx, planned)
+            generated = generator.idle.spend(ctx, generated) if order.idle else generated
+            events = mapped(generated, GENERATED.to_pb)
+        else:
+            events = mapped(MarginWriter(generator, ctx, planned, margins).answer(), GENERATED.to_pb)
+        async with aclosing(events):
+            async for event in events:
+                yield event
 
     @both_streams
     async def Explore(
@@ -57,6 +63,13 @@ class GenerationServicer(LoadedServicer[Generator]):
         self, request: generation_pb2.DescribeModelRequest, ctx: RequestContext
     ) -> generation_pb2.DescribeModelResponse:
         return MODEL.to_pb(self._service.describe())
+
+    @unary
+    async def SuspendVerdict(
+        self, request: generation_pb2.SuspendVerdictRequest, ctx: RequestContext
+    ) -> generation_pb2.SuspendVerdictResponse:
+        kept = await self._service.suspend(request.verdict, request.reason)
+        return generation_pb2.SuspendVerdictResponse(kept=kept)
 
     async def healthy(self, ctx: RequestContext) -> ServiceHealth:
         if not self._service.alive:

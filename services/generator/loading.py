@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 
 from services.generator.config import GeneratorConfig
 from services.generator.selection import SelectionPort
@@ -15,7 +14,7 @@ from shared.kv_stores import NodeFiles
 from shared.prompt import PromptTokenizer
 from shared.stored_segments.files import KvShape
 from shared.stored_segments.source import StoreSegmentSource
-from shared.verdict import VERDICT_FILE, Verdict
+from shared.verdict import Verdict
 from shared.verdicts import read_verdicts
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,5 @@ def load_generator(
 
 def _verdicts(config: GeneratorConfig) -> tuple[Verdict, ...]:
     """Reads what ``auto`` goes by."""
-    if config.verdict:
-        return read_verdicts(Path(config.verdict))
-    brought = Path(config.model) / VERDICT_FILE
-    return read_verdicts(brought) if brought.is_file() else ()
+    path = config.verdict_file
+    return read_verdicts(path) if config.verdict or path.is_file() else ()

@@ -3,20 +3,26 @@ verdict says."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from services.generator.config import GeneratorConfig
-from shared.errors import FailedPrecondition, InvalidRequest
+from shared.errors import ConfigError, FailedPrecondition, InvalidRequest, NotFound
 from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.orders import NO_ADAPTER, Auto, Reuse
 from shared.generation.selection import Grouping, Reading
+from shared.generation.told import ObeyedVerdict
 from shared.identity import TokenIds, ids_hash
 from shared.kv_types import KvContext
 from shared.verdict import VERDICT_FILE, MadeWith, Verdict
-from shared.verdicts import choose, status_of
+from shared.verdicts import choose, status_of, suspend_verdict, suspended
 
+log = logging.getLogger(__name__)
+
+_NO_SELECTOR = "none"
+"""In place of a fingerprint: no auxiliary model that a verdict was made with is there."""
 _Found = tuple[Verdict | None, str]
 """The verdict that holds, or None and what speaks against those that there are."""
 
@@ -25,8 +31,7 @@ _Found = tuple[Verdict | None, str]
 class Reusing:
     """A settled ``Reuse``. ``adapter`` empty: the model alone. ``note``: why it is not what was asked for, or
     what speaks against that. ``auxiliary``: fingerprint of the selector's model that the verdict was made
-    with;
-    empty: any will do."""
+    with; empty: any will do. ``verdict``: the one that is obeyed."""
 
     mode: ReuseMode
     recompute: Recompute
@@ -36,6 +41,7 @@ class Reusing:
     adapter: str = ""
     note: str = ""
     auxiliary: str = ""
+    verdict: ObeyedVerdict | None = None
 
 
 class Modes:
@@ -73,9 +79,30 @@ class Modes:
     def status(self, prefix_ids: TokenIds, auxiliary: str = "") -> str:
         """The verdict on the model as it is served, or what has changed since, for an operator.
         ``auxiliary``: fingerprint of the selector's model, where it is known."""
-        return status_of(
-            self._verdicts, replace(self._served, prefix=ids_hash(prefix_ids), auxiliary=auxiliary)
-        )
+        known = auxiliary if self._has_selector else _NO_SELECTOR
+        return status_of(self._verdicts, replace(self._served, prefix=ids_hash(prefix_ids), auxiliary=known))
+
+    def suspend(self, verdict_id: str, reason: str) -> bool:
+        """Mode ``auto`` no longer obeys it. Returns whether that is written down, to outlive this process.
+
+        Raises:
+            NotFound: no such verdict is known here.
+        """
+        if all(verdict.id != verdict_id for verdict in self._verdicts):
+            raise NotFound(f"verdict: none with the identity {verdict_id[:64]!r} is served here")
+        self._verdicts = suspended(self._verdicts, verdict_id, reason)
+        log.warning("mode auto is full: the verdict is suspended by shadow: %s", reason)
+        try:
+            return suspend_verdict(self._config.verdict_file, verdict_id, reason)
+        except ConfigError as error:
+            log.warning("the verdict is obeyed again at the next start: %s", error.detail)
+            return False
+
+    @property
+    def adapters(self) -> str:
+        """Their names, for an operator."""
+        named, own = ", ".join(sorted(self._config.engine.adapters)), self._config.adapter
+        return f"{named} (default {own})" if own else named or "none"
 
     @property
     def asks_for_auxiliary(self) -> bool:
@@ -137,7 +164,9 @@ class Modes:
         if verdict is None or why:
             return replace(self._reusing(ReuseMode.FULL, order, Recompute()), note=f"auto is full: {why}")
         auxiliary = verdict.auxiliary if verdict.mode.deferred else ""
-        return replace(self._reusing(verdict.mode, order, Recompute(verdict.ratio)), auxiliary=auxiliary)
+        reusing = self._reusing(verdict.mode, order, Recompute(verdict.ratio))
+        obeyed = ObeyedVerdict(verdict.id, verdict.agreement)
+        return replace(reusing, auxiliary=auxiliary, verdict=obeyed)
 
     def _verdict(
         self,
@@ -155,6 +184,8 @@ class Modes:
             served = replace(served, kv_context=kv_context)
             conditioned = kv_context is not KvContext.NONE
         verdict, misfit = choose(self._verdicts, served, conditioned)
+        if verdict is not None and verdict.suspended:
+            return None, f"the verdict is suspended by shadow: {verdict.suspended}"
         return verdict, f"the verdict was made for another {misfit}" if misfit else ""
 
     def _why_not(self, mode: ReuseMode, has_question: bool) -> str:

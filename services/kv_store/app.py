@@ -33,6 +33,7 @@ from shared.clients.grpc_transport import CHANNEL_OPTIONS
 from shared.clients.kv_node import AgentClient
 from shared.errors import KvquiltError, NotFound, Unavailable
 from shared.locks import Locks
+from shared.private_files import keep_private
 from shared.request import RequestContext
 from shared.serving import builder_of
 
@@ -54,6 +55,7 @@ class KvStoreFront(StoreHandlers, FileHandlers):
 
     def __init__(self, config: KvStoreConfig) -> None:
         logs.configure(self.application, config.deployment.log)
+        self.limits = config.limits
         self._nodes = RayNodes(lambda node_id: _start_agent(config, node_id))
         store = ClusterStore(self._nodes, ray.get_runtime_context().get_node_id())
         StoreHandlers.__init__(self, store)
@@ -78,6 +80,7 @@ class AgentActor:
     def __init__(self, config: KvStoreConfig, node_id: str) -> None:
         self._config, self._node_id = config, node_id
         logs.configure("kv_store", config.deployment.log)
+        keep_private()
         self._lock = asyncio.Lock()
         self._address = ""
 
@@ -111,7 +114,7 @@ class AgentActor:
             build_node, self._node_id, config, nodes, partial(FlightServer, host), objects
         )
         atexit.register(self._node.own.remove_memory)
-        self._server, self._address = await start_server(self._node.agent, host)
+        self._server, self._address = await start_server(self._node.agent, host, limits=config.limits)
         house = Housekeeping(
             self._node.agent, nodes, self._node_id, self._config.garbage, self._config.reconcile_s
         )

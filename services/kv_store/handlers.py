@@ -10,15 +10,14 @@ from protos.kvquilt.v1 import kv_store_pb2 as pb
 from shared.clients.health import ServiceHealth
 from shared.errors import InvalidRequest
 from shared.kv_stores import Store
+from shared.kv_types import Origin
 from shared.request import RequestContext
 from shared.rpc import HealthServicer, client_stream, context_of, server_stream, unary
 from shared.streams import mapped
 from shared.wire.kv_store import (
     ALIKE,
-    CHUNK_PAGE,
     CHUNK_STAT,
     COLLECTED,
-    DELETED,
     MANIFEST,
     MANIFEST_PAGE,
     PINNED,
@@ -47,9 +46,8 @@ class StoreHandlers(HealthServicer):
         if not header.chunk_id:
             raise InvalidRequest("the stream must begin with a header that names the chunk")
         ctx = context_of(header.meta)
-        existed = await self._store.put(
-            ctx, header.chunk_id, header.size_bytes, _data_of(stream), header.replace
-        )
+        origin = Origin(tuple(header.prefix_ids), header.parent_id)
+        existed = await self._store.put(ctx, header.chunk_id, header.size_bytes, _data_of(stream), origin)
         return pb.PutResponse(chunk_id=header.chunk_id, existed=existed)
 
     @server_stream
@@ -58,14 +56,6 @@ class StoreHandlers(HealthServicer):
         length = request.range.length or None if ranged else None
         pieces = self._store.get(ctx, request.chunk_id, request.range.offset, length)
         return mapped(pieces, lambda piece: pb.GetResponse(data=piece))
-
-    @unary
-    async def Delete(self, request: pb.DeleteChunksRequest, ctx: RequestContext) -> pb.DeleteChunksResponse:
-        return DELETED.to_pb(await self._store.delete(ctx, request.chunk_ids))
-
-    @unary
-    async def List(self, request: pb.ListChunksRequest, ctx: RequestContext) -> pb.ListChunksResponse:
-        return CHUNK_PAGE.to_pb(await self._store.list_page(ctx, request.start_after, request.limit))
 
     @unary
     async def PutManifest(
@@ -122,6 +112,11 @@ class StoreHandlers(HealthServicer):
     async def CollectGarbage(
         self, request: pb.CollectGarbageRequest, ctx: RequestContext
     ) -> pb.CollectGarbageResponse:
+        if not request.grace_s > 0:  # True for NaN
+            raise InvalidRequest(
+                f"grace_s: must be above 0, got {request.grace_s:g}: KV of documents that are being ingested "
+                "is no document's yet"
+            )
         return COLLECTED.to_pb(await self._store.collect_garbage(ctx, request.grace_s, request.dry_run))
 
     @unary

@@ -14,6 +14,7 @@ from services.retrieval.service import Reranking, RetrievalService
 from services.retrieval.transformer_embedder import TransformerEmbedder, load_embedder
 from shared import log as logs
 from shared.errors import KvquiltError
+from shared.private_files import keep_private
 from shared.serving import builder_of, load_or_error
 
 
@@ -25,6 +26,8 @@ class Retrieval(RetrievalHandlers):
 
     def __init__(self, config: RetrievalConfig) -> None:
         logs.configure(self.application, config.deployment.log)
+        keep_private()
+        self.limits = config.limits
         super().__init__(_try_to_build(config))
         self._opening = asyncio.get_running_loop().create_task(self._keep_opening(config))
 

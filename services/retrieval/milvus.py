@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
-from shared.errors import ConfigError, InternalError, KvquiltError, NotFound, Unavailable
+from shared.errors import ConfigError, InternalError, KvquiltError, NotFound, StorageFull, Unavailable
+from shared.private_files import make_private
 
 log = logging.getLogger(__name__)
 # It prints a traceback for every failed call before it raises; what fails is told by our own errors.
@@ -89,6 +93,7 @@ def _open_embedded(directory: str, timeout_s: float) -> Milvus:
     from milvus_lite import DataDirLockedError
     from milvus_lite.adapter.grpc.server import start_server_in_thread
 
+    make_private(Path(directory))
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -120,6 +125,7 @@ def translated(doing: str) -> Iterator[None]:
     Raises:
         NotFound: the collection is not there.
         Unavailable: Milvus is not there.
+        StorageFull: its disk is full.
     """
     try:
         yield
@@ -131,6 +137,11 @@ def translated(doing: str) -> Iterator[None]:
         if error.code == NOT_LOADED:
             log.warning("a collection was not loaded while %s: %s", doing, error)
             raise Unavailable(f"the collection was not loaded while {doing}; retry") from None
+        if os.strerror(errno.ENOSPC) in str(error):
+            log.warning("the index's disk is full: %s", error)
+            raise StorageFull(
+                f"no space left where the index is kept while {doing}; delete documents or enlarge the volume"
+            ) from None
         log.error("Milvus failed while %s: %s", doing, error)
         if (
             isinstance(error.__cause__ or error.__context__, grpc.RpcError)

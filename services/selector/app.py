@@ -13,6 +13,7 @@ from services.selector.handlers import SelectionServicer
 from services.selector.loading import load_selector
 from shared import log as logs
 from shared.clients.agent_actor import own_node
+from shared.private_files import keep_private
 from shared.serving import builder_of, load_or_error
 
 
@@ -21,6 +22,8 @@ class SelectionApp(SelectionServicer):
 
     def __init__(self, config: SelectorConfig) -> None:
         logs.configure(self.application, config.deployment.log)
+        keep_private()
+        self.limits = config.limits
         # Ray sets OMP_NUM_THREADS to the CPUs that it reserves, at least 1.
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
         node_id = ray.get_runtime_context().get_node_id()

@@ -27,6 +27,16 @@ class GenerationClient(ServiceClient):
         request = generation_pb2.DescribeModelRequest()
         return MODEL.of(await self.ask(ctx, "DescribeModel", request, generation_pb2.DescribeModelResponse))
 
+    async def suspend(self, ctx: RequestContext, verdict: str, reason: str) -> bool:
+        """Mode ``auto`` no longer obeys ``verdict``; returns whether that outlives the replica.
+
+        Raises:
+            NotFound: the replica that was reached serves no such verdict.
+        """
+        request = generation_pb2.SuspendVerdictRequest(verdict=verdict, reason=reason)
+        response = await self.ask(ctx, "SuspendVerdict", request, generation_pb2.SuspendVerdictResponse)
+        return response.kept
+
     def prefill(
         self,
         ctx: RequestContext,

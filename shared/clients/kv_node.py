@@ -14,9 +14,9 @@ from shared.clients.kv_store import APPLICATION, KvStoreClient
 from shared.clients.kv_store import SERVICE as STORE_SERVICE
 from shared.clients.service import ServiceClient
 from shared.clients.transport import Transport
-from shared.kv_types import Chain, OpenedChunk, PeerCopy, PinnedChunks
+from shared.kv_types import Chain, ChunkPage, DeletedChunks, OpenedChunk, PeerCopy, PinnedChunks
 from shared.request import RequestContext
-from shared.wire.kv_store import CHAIN, OPENED, PEER_COPY
+from shared.wire.kv_store import CHAIN, CHUNK_PAGE, DELETED, OPENED, PEER_COPY
 
 SERVICE = "kvquilt.v1.NodeStore"
 
@@ -103,6 +103,16 @@ class AgentClient(NodeFilesClient, KvStoreClient):
         return cls(
             GrpcTransport(channel, STORE_SERVICE, APPLICATION), GrpcTransport(channel, SERVICE, APPLICATION)
         )
+
+    async def list_page(self, ctx: RequestContext, start_after: str = "", limit: int = 0) -> ChunkPage:
+        """Chunks of which the node has the truth; of home the object store's, too."""
+        request = pb.ListChunksRequest(start_after=start_after, limit=limit)
+        return CHUNK_PAGE.of(await self._node.ask(ctx, "ListChunks", request, pb.ListChunksResponse))
+
+    async def delete(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> DeletedChunks:
+        """Removes chunks that no document refers to: from the node, by home everywhere."""
+        request = pb.DeleteChunksRequest(chunk_ids=chunk_ids)
+        return DELETED.of(await self._node.ask(ctx, "DeleteChunks", request, pb.DeleteChunksResponse))
 
     async def local_copies(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[PeerCopy]:
         """Copies in the node's own tiers, evictable ones included."""

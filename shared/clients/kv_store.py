@@ -10,20 +10,17 @@ from shared.clients.transport import ClientStreaming
 from shared.kv_reports import CollectedGarbage, StoreStats, VerifyProgress
 from shared.kv_types import (
     AlikeDocuments,
-    ChunkPage,
     ChunkStat,
-    DeletedChunks,
     Manifest,
     ManifestPage,
+    Origin,
     PinnedDocuments,
 )
 from shared.request import RequestContext
 from shared.wire.kv_store import (
     ALIKE,
-    CHUNK_PAGE,
     CHUNK_STAT,
     COLLECTED,
-    DELETED,
     MANIFEST,
     MANIFEST_PAGE,
     PINNED,
@@ -50,12 +47,13 @@ class KvStoreClient(ServiceClient):
         chunk_id: str,
         size_bytes: int,
         pieces: AsyncIterator[bytes],
-        replace: bool = False,
+        origin: Origin | None = None,
     ) -> bool:
         """Sends a chunk's file of ``size_bytes``, in ``pieces`` of about 1 MiB; returns whether it was stored
         already.
 
         Raises:
+            InvalidRequest: by ``origin`` it is not this chunk's, or another tenant's.
             CorruptData: what arrived is not a whole chunk file, or of another chunk.
             StorageFull: no space left.
             TypeError: the transport cannot stream requests (a Serve handle).
@@ -64,8 +62,13 @@ class KvStoreClient(ServiceClient):
             raise TypeError(f"{type(self._transport).__name__} cannot stream requests")
 
         async def requests() -> AsyncIterator[pb.PutRequest]:
+            made_of = origin or Origin()
             header = pb.PutHeader(
-                meta=meta_of(ctx), chunk_id=chunk_id, size_bytes=size_bytes, replace=replace
+                meta=meta_of(ctx),
+                chunk_id=chunk_id,
+                size_bytes=size_bytes,
+                prefix_ids=made_of.prefix_ids,
+                parent_id=made_of.parent_id,
             )
             yield pb.PutRequest(header=header)
             async for piece in pieces:
@@ -88,15 +91,6 @@ class KvStoreClient(ServiceClient):
         )
         request = pb.GetRequest(chunk_id=chunk_id, range=byte_range)
         return self.follow(ctx, "Get", request, pb.GetResponse, lambda response: response.data)
-
-    async def delete(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> DeletedChunks:
-        """Removes chunks that no document refers to."""
-        request = pb.DeleteChunksRequest(chunk_ids=chunk_ids)
-        return DELETED.of(await self.ask(ctx, "Delete", request, pb.DeleteChunksResponse))
-
-    async def list_page(self, ctx: RequestContext, start_after: str = "", limit: int = 0) -> ChunkPage:
-        request = pb.ListChunksRequest(start_after=start_after, limit=limit)
-        return CHUNK_PAGE.of(await self.ask(ctx, "List", request, pb.ListChunksResponse))
 
     async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
         """Stores a document, replacing the one of the same id; returns the chunks that were removed with the

@@ -3,9 +3,9 @@
 One idea carries it: a segment's keys stand at local positions, a request places segments at offsets, and a
 query at position p sees key j of a segment at offset o as if it stood at o + j, because RoPE is a rotation
 group. Nothing about a segment depends on a request, so one resident copy serves all. Read ``kv.segment``
-(what is placed), ``attention`` (how it is seen), ``model.model`` (how a stock model is driven), then
-``engine`` (the step loop) and ``jobs.answers`` (what tokens become); ``scheduler`` and ``kv.residency``
-decide, ``kv.loader`` moves KV in and out.
+(what is placed), ``kv.branch`` (what sees it), ``attention`` (how), ``model.model`` (how a stock model is
+driven), then ``engine`` (the step loop) and ``jobs.answers`` (what tokens become); ``scheduler`` and
+``kv.residency`` decide, ``kv.loader`` moves KV in and out.
 """
 
 from shared.engine.decoding.live_forest import LiveForest

@@ -19,8 +19,9 @@ import numpy as np
 from torch import Tensor
 
 from shared.engine.kv.arrival import Arrival, Patience
+from shared.engine.kv.branch import Branch, Tempering
 from shared.engine.kv.exclusion import Excluded
-from shared.engine.kv.segment import Branch, Ints, Places, Segment, Tempering
+from shared.engine.kv.segment import Ints, Places, Segment
 from shared.engine.model.adapting import AdapterWeights, adapted_rows
 
 

@@ -15,6 +15,8 @@ from shared.engine_config import EngineConfig
 
 # Rows of one forward pass under batch invariance: a branch's tokens are always cut at multiples of this.
 TILE = 64
+IDLE_ROWS = 2 * TILE
+"""Most of a step for which nobody waits, so that it ends soon for somebody who comes."""
 
 
 class Work(Protocol):
@@ -27,6 +29,11 @@ class Work(Protocol):
     @property
     def whole(self) -> bool:
         """It cannot be cut, nor share a pass."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """Nobody waits for it."""
         ...
 
 
@@ -85,7 +92,7 @@ class Scheduler:
             elif self._config.batch_invariant:
                 rows = min(work.num_pending, TILE - work.num_done % TILE)
             else:
-                rows = min(work.num_pending, room)
+                rows = min(work.num_pending, room, IDLE_ROWS if work.idle else room)
             (apart if work.whole else slices).append(Slice(work, rows))
             room -= rows
         if self._config.batch_invariant:

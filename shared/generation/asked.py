@@ -178,7 +178,8 @@ class GenerateRequest:
 
     ``deadline_s`` is an instant of ``time.monotonic()``, or None. ``links``: chunks that others of this
     request were computed behind; they are not part of the context. ``adapter``: the name of the one that its
-    private rows go with, under a mode that uses stored KV; empty: none.
+    private rows go with, under a mode that uses stored KV; empty: none. ``idle``: nobody waits for it; it
+    takes short steps, so that it can be cancelled soon.
     """
 
     request_id: str
@@ -194,6 +195,7 @@ class GenerateRequest:
     ape: Ape = field(default_factory=Ape)
     links: tuple[Chunk, ...] = ()
     adapter: str = ""
+    idle: bool = False
 
     @property
     def num_branches(self) -> int:

@@ -47,7 +47,9 @@ class Reuse:
 class GenerationOrder:
     """Questions over one context: the prefix (None: the model's own; ``()``: none), then the chunks.
     ``explain``: scores and places in the text are told of what is selected. ``kv_context``: the setting that
-    all chunks were made under, by which a verdict is chosen; None: nobody knows, or they differ."""
+    all chunks were made under, by which a verdict is chosen; None: nobody knows, or they differ. ``idle``:
+    nobody waits for the answer, which is begun while nothing else is asked, and given up when something
+    is."""
 
     chunks: tuple[Piece, ...]
     questions: tuple[Piece, ...]
@@ -57,6 +59,7 @@ class GenerationOrder:
     decoding: Decoding = field(default_factory=Decoding)
     explain: bool = False
     kv_context: KvContext | None = None
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,14 @@ class FinishReason(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ObeyedVerdict:
+    """``agreement``: of its mode's answers with the reference's when it was made; None: nobody knows."""
+
+    id: str
+    agreement: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Counts of tokens; prompt = reused + recomputed. ``loaded_tokens``: those reused ones that were stored,
     but not resident; ``selected_tokens``: those recomputed ones that the mode chose, for any question. What
@@ -29,7 +37,8 @@ class Usage:
 
     ``picked_tokens``, ``grouped_tokens``: of the selector's model. ``reuse``: the mode that was really used;
     ``note``: why it is not the one that was asked for. The service knows both, the engine does not.
-    ``adapter``: what private rows went with; empty: with the model alone."""
+    ``adapter``: what private rows went with; empty: with the model alone. ``verdict``: the one that mode
+    ``auto`` obeyed."""
 
     prompt_tokens: int
     reused_tokens: int
@@ -43,6 +52,7 @@ class Usage:
     note: str = ""
     isolated_tokens: int = 0
     adapter: str = ""
+    verdict: ObeyedVerdict | None = None
 
 
 @dataclass(frozen=True, slots=True)

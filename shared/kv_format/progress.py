@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from shared.errors import Unavailable
+from shared.private_files import FILE_MODE
 
 _PENDING, _THERE, _FAILED = b"\x00", b"\x01", b"\x02"
 _POLL_S, _LONGEST_POLL_S = 0.0005, 0.002
@@ -25,7 +26,7 @@ class ProgressWriter:
     def __init__(self, path: str | Path, num_layers: int) -> None:
         self.path = Path(path)
         self._num_marks = num_layers + 1
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         os.pwrite(self._fd, _PENDING * self._num_marks, 0)
 
     def frame_arrived(self) -> None:

@@ -81,7 +81,8 @@ def in_parallel(
     asks: Sequence[Callable[[BatchT], T]], batches: Iterator[BatchT], in_time: Callable[[], bool]
 ) -> Iterator[tuple[BatchT, T]]:
     """Each batch with what one of ``asks`` made of it, as they come; each of these is called by one thread at
-    a time. Nothing is begun when the time is up; what was begun is finished."""
+    a time. Nothing is begun when the time is up; what was begun is finished. Who is interrupted waits for
+    none of them."""
     free: SimpleQueue[Callable[[BatchT], T]] = SimpleQueue()
     for ask in asks:
         free.put(ask)
@@ -93,7 +94,8 @@ def in_parallel(
         finally:
             free.put(ask)
 
-    with ThreadPoolExecutor(len(asks)) as threads:
+    threads = ThreadPoolExecutor(len(asks))
+    try:
         running: set[Future[tuple[BatchT, T]]] = set()
         more = True
         while more or running:
@@ -105,6 +107,8 @@ def in_parallel(
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 yield future.result()
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def peak_bytes(it: object) -> int:

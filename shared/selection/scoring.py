@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from shared.engine.attention import Lane
 from shared.engine.backends import backend_for
-from shared.engine.kv.segment import Branch, Placement, Segment
+from shared.engine.kv.branch import Branch, Placement
+from shared.engine.kv.segment import Segment
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.spec import ModelSpec
 from shared.engine_config import EngineConfig

@@ -173,6 +173,10 @@ class FileSegment:
     def encoding(self) -> str:
         return self.header.encoding
 
+    @property
+    def in_order(self) -> bool:
+        return isinstance(self._file, RemoteChunk)
+
     def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
         """Exact KV goes from the file into host tensors directly. On the way to a GPU it stays encoded as far
         as the device."""
@@ -198,6 +202,8 @@ class FileSegment:
 
 class BrokenSegment:
     """A stored file that cannot be read right."""
+
+    in_order = False
 
     def __init__(self, error: CorruptData) -> None:
         self._error = error

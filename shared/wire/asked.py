@@ -144,6 +144,7 @@ def order_to_pb(order: GenerationOrder) -> generation_pb2.GenerateRequest:
         sampling=SAMPLING.to_pb(order.sampling),
         decoding=DECODING.to_pb(order.decoding),
         explain=order.explain,
+        idle=order.idle,
         kv_context=KV_CONTEXTS.to_pb(order.kv_context),
         **reuse_to_pb(order.reuse),
     )
@@ -159,6 +160,7 @@ def order_of(pb: generation_pb2.GenerateRequest) -> GenerationOrder:
         sampling=SAMPLING.of(pb.sampling),
         decoding=DECODING.of(pb.decoding),
         explain=pb.explain,
+        idle=pb.idle,
     )
 
 

@@ -21,8 +21,8 @@ from shared.wire.message import Conversion, MessageWire, TupleWire
 
 ALIKE = MessageWire(AlikeDocuments, pb.AlikeDocuments)
 CHUNK_STAT = MessageWire(ChunkStat, pb.ChunkStat)
-CHUNK_PAGE = MessageWire(ChunkPage, pb.ListChunksResponse)
-DELETED = MessageWire(DeletedChunks, pb.DeleteChunksResponse)
+CHUNK_PAGE = MessageWire(ChunkPage, kv_store_node_pb2.ListChunksResponse)
+DELETED = MessageWire(DeletedChunks, kv_store_node_pb2.DeleteChunksResponse)
 MANIFEST = MessageWire(Manifest, pb.Manifest)
 MANIFEST_PAGE = MessageWire(ManifestPage, pb.ListManifestsResponse)
 STATS = MessageWire(StoreStats, pb.StatsResponse)

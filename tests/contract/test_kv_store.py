@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -14,20 +14,15 @@ from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.s3.bucket import ObjectBlobs
 from shared.errors import CorruptData, FailedPrecondition, InvalidRequest, NotFound
 from shared.kv_format import ChunkFile, verify_chunk
-from shared.kv_stores import NodeFiles, Store
-from shared.kv_types import DeletedChunks, Manifest, ManifestChunk
+from shared.kv_types import DeletedChunks, Manifest, ManifestChunk, Origin
 from shared.request import RequestContext
 from tests.dict_blobs import DictBlobs
-from tests.kv_chunks import chunk_bytes, chunk_id_of
-from tests.kv_stores import KnownNodes, agent_on, cluster, front_over_grpc, in_pieces, over_grpc
+from tests.kv_chunks import chunk_bytes, chunk_id_of, origin_of
+from tests.kv_stores import KnownNodes, WholeStore, agent_on, cluster, front_over_grpc, in_pieces, over_grpc
 from tests.minio_server import settings_for
 
 A, B, C = (chunk_id_of(n) for n in range(3))
 CTX = RequestContext.create(tenant="acme", deadline_ms=36_000_000)
-
-
-class WholeStore(Store, NodeFiles, Protocol):
-    """The cluster's by its front, or one node's."""
 
 
 STORES = [
@@ -73,7 +68,7 @@ def objects_of(request: pytest.FixtureRequest) -> Blobs | None:
 
 async def put(store: WholeStore, chunk_id: str, seed: int = 0) -> bool:
     data = chunk_bytes(chunk_id, seed)
-    return await store.put(CTX, chunk_id, len(data), in_pieces(data))
+    return await store.put(CTX, chunk_id, len(data), in_pieces(data), origin_of(chunk_id))
 
 
 async def adopt(store: WholeStore, chunk_id: str, seed: int = 0, replace: bool = False) -> bool:
@@ -132,9 +127,29 @@ async def test_a_stream_that_is_not_the_chunk_leaves_nothing(store: WholeStore, 
         "another": chunk_bytes(B),
     }[change]
     with pytest.raises((CorruptData, InvalidRequest)):
-        await store.put(CTX, A, len(whole), in_pieces(data))
+        await store.put(CTX, A, len(whole), in_pieces(data), origin_of(A))
     assert await stored(store) == []
     assert not list(Path(await store.stage(CTX, "home")).iterdir())
+
+
+async def test_what_is_put_under_another_chunks_identity_or_another_tenants_is_refused(
+    store: WholeStore,
+) -> None:
+    """Else whoever reads the chunk would be told what somebody else wrote."""
+    forged = chunk_bytes(A, seed=9)
+    foreign = RequestContext.create(tenant="beta")
+    other = Origin(origin_of(A).prefix_ids, origin_of(B).parent_id)
+    for ctx, origin in ((foreign, origin_of(A)), (CTX, other), (CTX, Origin())):
+        with pytest.raises(InvalidRequest, match="is not the identity of what the file holds"):
+            await store.put(ctx, A, len(forged), in_pieces(forged), origin)
+    assert await stored(store) == []
+    assert not list(Path(await store.stage(CTX, "home")).iterdir())
+
+
+async def test_what_is_stored_is_not_replaced_by_a_stream(store: WholeStore) -> None:
+    await put(store, A, seed=1)
+    assert await put(store, A, seed=2) is True
+    assert await read(store, A) == chunk_bytes(A, 1)
 
 
 async def test_unknown_chunks_and_documents_are_not_found(store: WholeStore) -> None:
@@ -217,7 +232,7 @@ async def test_a_documents_auxiliary_kv_stays_and_goes_with_it_as_its_chunks_do(
     assert await store.get_manifest(CTX, "books", "1") == encoded
     assert (await store.manifest_page(CTX, "books", summary=True)).manifests[0].kv_ids == (A, B)
     assert await store.delete(CTX, [A, B]) == DeletedChunks((), (A, B))
-    assert (await store.collect_garbage(CTX, grace_s=0)).num_chunks == 0
+    assert (await store.collect_garbage(CTX, grace_s=1e-6)).num_chunks == 0
     assert [t.num_bytes for t in (await store.stats(CTX)).tenants] == [2 * len(chunk_bytes(A))]
     assert await store.put_manifest(CTX, bare) == [B]
     await put(store, B)

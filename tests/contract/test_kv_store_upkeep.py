@@ -6,28 +6,24 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
 from services.kv_store.node.agent import Agent
 from services.kv_store.tiers.chunk_names import blob_of
-from shared.errors import NotFound
+from shared.errors import FailedPrecondition, InvalidRequest, NotFound
 from shared.kv_reports import CollectedGarbage, DamagedCopy, TenantStats, VerifyProgress
-from shared.kv_stores import NodeAgent, NodeFiles, Store
+from shared.kv_stores import NodeAgent
 from shared.kv_types import Manifest, ManifestChunk, PinnedDocuments
 from shared.request import RequestContext
 from tests.dict_blobs import DictBlobs
-from tests.kv_chunks import chunk_bytes, chunk_id_of
-from tests.kv_stores import KnownNodes, agent_on, cluster, front_over_grpc, in_pieces, over_grpc
+from tests.kv_chunks import chunk_bytes, chunk_id_of, origin_of
+from tests.kv_stores import KnownNodes, WholeStore, agent_on, cluster, front_over_grpc, in_pieces, over_grpc
 
 A, B, C = (chunk_id_of(n) for n in range(3))
 CTX = RequestContext.create(tenant="acme", deadline_ms=36_000_000)
 SIZE = len(chunk_bytes(A))
-
-
-class WholeStore(Store, NodeFiles, Protocol):
-    """The cluster's by its front, or one node's."""
+AT_ONCE_S = 1e-6
 
 
 @dataclass
@@ -39,7 +35,7 @@ class World:
     objects: DictBlobs | None
 
     async def put(self, chunk_id: str) -> None:
-        await self.store.put(CTX, chunk_id, SIZE, in_pieces(chunk_bytes(chunk_id)))
+        await self.store.put(CTX, chunk_id, SIZE, in_pieces(chunk_bytes(chunk_id)), origin_of(chunk_id))
 
     async def document(
         self, document_id: str, *chunk_ids: str, tenant: str = "acme", collection: str = "books"
@@ -58,6 +54,11 @@ class World:
     async def verify(self, repair: bool = False) -> tuple[VerifyProgress, list[DamagedCopy]]:
         messages = [p async for p in self.store.verify(CTX, repair)]
         return messages[-1], [d for m in messages for d in m.damaged]
+
+    async def records(self, repair: bool = False) -> list[tuple[str, bool]]:
+        """Damaged manifests and pins, and whether they were restored."""
+        found = [d async for p in self.store.verify(CTX, repair) for d in p.damaged_records]
+        return [(d.name, d.restored) for d in found]
 
 
 SHAPES = ("one node", "one node over gRPC", "a cluster over gRPC")
@@ -193,14 +194,50 @@ async def test_garbage_goes_everywhere_and_what_documents_need_stays(world: Worl
     for chunk_id in (A, B):
         await world.put(chunk_id)
     await world.document("1", A)
-    assert await world.store.collect_garbage(CTX, 0.0, dry_run=True) == CollectedGarbage(1, SIZE, 0)
-    assert await world.store.collect_garbage(CTX, 0.0) == CollectedGarbage(1, SIZE, 0)
+    assert await world.store.collect_garbage(CTX, AT_ONCE_S, dry_run=True) == CollectedGarbage(1, SIZE, 0)
+    assert await world.store.collect_garbage(CTX, AT_ONCE_S) == CollectedGarbage(1, SIZE, 0)
     assert (await world.store.stat(CTX, [A, B]))[0].exists
     assert not (await world.store.stat(CTX, [A, B]))[1].exists
     assert world.files(B) == []
     assert world.objects is None or set(world.objects.data) & {blob_of(A), blob_of(B)} == {blob_of(A)}
-    assert await world.store.collect_garbage(CTX, 0.0) == CollectedGarbage(0, 0, 0)
+    assert await world.store.collect_garbage(CTX, AT_ONCE_S) == CollectedGarbage(0, 0, 0)
     await world.document("2", A)
+
+
+def harm_manifests(world: World, everywhere: bool) -> None:
+    """Of the mirror or the first copy, or ``everywhere``."""
+    for path in world.directory.rglob("manifests/**/*.json"):
+        if everywhere or "copies" not in path.parts:
+            path.write_bytes(path.read_bytes()[:-9])
+    if world.objects is not None and everywhere:
+        for name in [n for n in world.objects.data if n.startswith("manifests/")]:
+            world.objects.data[name] = b"torn"
+
+
+async def test_a_damaged_manifest_is_found_and_restored_from_its_other_copy(world: World) -> None:
+    await world.put(A)
+    await world.document("1", A)
+    harm_manifests(world, everywhere=False)
+    assert await world.records() == [("acme/books/1", False)]
+    assert "1 documents are damaged" in (await world.store.health(CTX)).detail
+    assert await world.records(repair=True) == [("acme/books/1", True)]
+    assert await world.records() == []
+    assert (await world.store.health(CTX)).detail == ""
+
+
+async def test_while_a_manifest_is_lost_for_good_no_garbage_goes_and_health_says_so(world: World) -> None:
+    for chunk_id in (A, B):
+        await world.put(chunk_id)
+    await world.document("1", A)
+    harm_manifests(world, everywhere=True)
+    assert await world.records(repair=True) == [("acme/books/1", False)]
+    with pytest.raises(FailedPrecondition, match="kvquilt store verify"):
+        await world.store.collect_garbage(CTX, AT_ONCE_S)
+    health = await world.store.health(CTX)
+    assert (health.ready, "no garbage is collected" in health.detail) == (True, True)
+    await world.document("1", A)
+    assert (await world.store.health(CTX)).detail == ""
+    assert await world.store.collect_garbage(CTX, AT_ONCE_S) == CollectedGarbage(1, SIZE, 0)
 
 
 async def test_lost_auxiliary_kv_of_a_document_is_missing_and_with_a_pin_it_is_pinned(world: World) -> None:
@@ -218,6 +255,13 @@ async def test_lost_auxiliary_kv_of_a_document_is_missing_and_with_a_pin_it_is_p
     assert last.missing_chunk_ids == (B,)
 
 
+@pytest.mark.parametrize("grace_s", [0.0, -1.0, float("nan")])
+async def test_garbage_is_not_collected_from_under_an_ingestion(tmp_path: Path, grace_s: float) -> None:
+    async with over_grpc(agent_on(tmp_path, "home", KnownNodes())) as client:
+        with pytest.raises(InvalidRequest, match="grace_s: must be above 0"):
+            await client.collect_garbage(CTX, grace_s)
+
+
 async def test_young_garbage_is_kept(world: World) -> None:
     await world.put(B)
     assert await world.store.collect_garbage(CTX, 3600.0) == CollectedGarbage(0, 0, 1)
@@ -230,7 +274,7 @@ async def test_what_a_request_on_any_node_was_told_of_is_not_garbage(world: Worl
     await world.put(B)
     (opened,) = await world.store.open(CTX, [B], reader)
     assert opened.exists
-    assert await world.store.collect_garbage(CTX, 0.0) == CollectedGarbage(0, 0, 1)
+    assert await world.store.collect_garbage(CTX, AT_ONCE_S) == CollectedGarbage(0, 0, 1)
     assert await world.read(B) == chunk_bytes(B)
 
 

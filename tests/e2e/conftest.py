@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,14 @@ import pytest
 from cluster.local import launcher
 from cluster.local.processes import session_members
 from cluster.paths import DEMO_ASSETS
+from shared.engine import load_model
+from shared.generation.modes import ReuseMode
+from shared.identity import ids_hash
+from shared.kv_types import KvContext
+from shared.prompt import PromptTokenizer
+from shared.prompt_config import PromptConfig
+from shared.verdict import Verdict
+from shared.verdicts import keep_verdict
 from tests.e2e import stack as stacks
 from tests.e2e.stack import Stack
 from tests.generation_server import save_byte_tokenizer
@@ -18,6 +27,8 @@ from tests.oracles import tiny_model
 
 COLLECTION = "towns"
 K = "3"
+SECRET = "root:planted-in-the-settings"
+"""The embedded index needs no token."""
 
 
 @pytest.fixture(scope="session")
@@ -38,8 +49,28 @@ def auxiliary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory, documents: Path, auxiliary: Path) -> Iterator[Stack]:
-    settings: dict[str, object] = {"ingestion": {"chunk_tokens": 96}, "selector": {"model": str(auxiliary)}}
+def verdict(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """By which mode auto is reordered."""
+    directory, path = DEMO_ASSETS / "model", tmp_path_factory.mktemp("verdict") / "verdict.json"
+    prompts = PromptTokenizer.of_model(str(directory), PromptConfig())
+    assert prompts is not None
+    made_for = (load_model(str(directory)).fingerprint, ids_hash(prompts.prefix_ids), "exact")
+    verdict = Verdict(ReuseMode.REORDERED, 0.03, *made_for, kv_context=KvContext.DOCUMENT)
+    keep_verdict(path, replace(verdict, agreement=0.98))
+    return path
+
+
+@pytest.fixture(scope="session")
+def stack(
+    tmp_path_factory: pytest.TempPathFactory, documents: Path, auxiliary: Path, verdict: Path
+) -> Iterator[Stack]:
+    settings: dict[str, object] = {
+        "ingestion": {"chunk_tokens": 96},
+        "selector": {"model": str(auxiliary)},
+        "generator": {"verdict": str(verdict)},
+        "gateway": {"shadow": {"share": 1.0}},
+        "retrieval": {"milvus_token": SECRET},
+    }
     running = stacks.start(tmp_path_factory.mktemp("stack") / "data", **settings)
     try:
         ingested = running.cli("ingest", str(documents), "-c", COLLECTION)

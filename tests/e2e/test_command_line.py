@@ -220,8 +220,23 @@ def test_a_rated_answer_becomes_a_question_of_the_gate(stack: Stack, tmp_path: P
     judged = stack.cli(*command, *options)
     assert judged.returncode == 2
     assert "too few to tell" in judged.stderr
-    judged = stack.cli(*command, *options, "--tolerance", "1", "--alpha", "0.5")
+    both = ("--kv-context", "none,document", "--tolerance", "1", "--alpha", "0.5")
+    judged = stack.cli("--target", stack.target, *command, *options, *both)
     assert judged.returncode == 0, judged.stdout + judged.stderr
     assert "own questions; margin 100 points" in judged.stdout
-    (made,) = json.loads(verdict.read_text())
-    assert (made["mode"], made["questions"], made["kv_context"]) == ("reordered", "own", "document")
+    assert "advised: ingestion.kv_context none, generator.kv_encoding exact" in judged.stdout
+    made = [(v["mode"], v["questions"], v["kv_context"]) for v in json.loads(verdict.read_text())]
+    assert made == [("reordered", "own", "document"), ("reordered", "own", "none")]
+
+
+def test_a_model_that_writes_no_questions_is_not_trained_on_a_collection(
+    stack: Stack, tmp_path: Path
+) -> None:
+    train = ("train", "adapter", "--model", "demo", "--out", str(tmp_path / "adapter"), "--contexts", "2")
+    refused = stack.cli(*train, "--collection", COLLECTION)
+    assert refused.returncode == 2
+    assert "--collection: no questions can be generated: of 2 contexts of 'towns'" in refused.stderr
+    nowhere = stack.cli(*train, "--collection", "nowhere")
+    assert nowhere.returncode == 3
+    assert "--collection: 'nowhere' has no documents; run `kvquilt ingest DIRECTORY" in nowhere.stderr
+    assert not (tmp_path / "adapter").exists()

@@ -18,7 +18,7 @@ from shared.kv_format import verify_chunk
 from shared.kv_types import Manifest, ManifestChunk
 from shared.request import RequestContext
 from tests.integration.kv_agent_process import objects_in
-from tests.kv_chunks import chunk_bytes, chunk_id_of
+from tests.kv_chunks import chunk_bytes, chunk_id_of, origin_of
 from tests.kv_stores import in_pieces, tiers_in
 
 NUM_ROUNDS = 4
@@ -102,10 +102,10 @@ async def _write(client: AgentClient, acknowledged: Acknowledged, writer: int) -
     ctx = RequestContext.create(deadline_ms=30_000)
     with suppress(KvquiltError):
         for n in range(10_000):
-            chunk_id, document_id = chunk_id_of(writer * 10_000 + n), f"{writer}-{n}"
+            chunk_id, document_id = chunk_id_of(writer * 10_000 + n, ctx.tenant), f"{writer}-{n}"
             data = chunk_bytes(chunk_id)
             if n % 2:
-                await client.put(ctx, chunk_id, len(data), in_pieces(data, 300))
+                await client.put(ctx, chunk_id, len(data), in_pieces(data, 300), origin_of(chunk_id))
             else:
                 path = Path(await client.stage(ctx)) / document_id
                 path.write_bytes(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import shutil
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ import torch
 from services.generator.service import Generator
 from shared import engine as e
 from shared.engine.model.lora_files import write_adapter
-from shared.errors import ConfigError, FailedPrecondition, InvalidRequest, KvquiltError
+from shared.errors import ConfigError, FailedPrecondition, InvalidRequest, KvquiltError, NotFound
 from shared.generation.asked import Chunk, Decoding, GenerateRequest, Margins, SamplingParams
 from shared.generation.forest import Grow, Start
 from shared.generation.modes import Ape, Recompute, ReuseMode
@@ -245,7 +246,7 @@ class TestAuto:
             by_name = await generate(served, TEXTS, [QUESTION], reuse="epic", recompute=Recompute(0.3))
         auto = await self.ask(models, tmp_path / "verdict.json")
         assert tokens_of(auto, TokenEvent) == tokens_of(by_name, TokenEvent)
-        assert end_of(auto).usage == end_of(by_name).usage
+        assert replace(end_of(auto).usage, verdict=None) == end_of(by_name).usage
         assert (end_of(auto).usage.reuse, end_of(auto).usage.note) == ("epic", "")
 
     @pytest.mark.parametrize(
@@ -308,6 +309,37 @@ class TestAuto:
             (await self.verdict_of(served)).write(tmp_path / "verdict.json")
         other = end_of(await self.ask(models, tmp_path / "verdict.json", prefix="Read this.")).usage
         assert (other.reuse, other.note) == ("full", "auto is full: the verdict was made for another prefix")
+
+    async def test_one_that_is_suspended_is_obeyed_neither_now_nor_after_a_new_start(
+        self, models: Path, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "verdict.json"
+        async with serving(models / "talking", kv_store="") as served:
+            (await self.verdict_of(served)).write(path)
+        async with serving(models / "talking", kv_store="", verdict=str(path)) as served:
+            verdict = end_of(await generate(served, TEXTS, [QUESTION], reuse="auto")).usage.verdict
+            with pytest.raises(NotFound, match="verdict: none with the identity 'other' is served here"):
+                await served.client.suspend(context(), "other", "agreement 50 %")
+            assert verdict is not None
+            assert await served.client.suspend(context(), verdict.id, "agreement 50 %")
+            now = end_of(await generate(served, TEXTS, [QUESTION], reuse="auto")).usage
+            status = (await served.client.health(context())).facts["verdict"]
+        then = end_of(await self.ask(models, path)).usage
+        for usage in (now, then):
+            assert (usage.reuse, usage.verdict) == ("full", None)
+            assert usage.note == "auto is full: the verdict is suspended by shadow: agreement 50 %"
+        assert status.endswith("epic 0.3 (none, suspended)")
+
+    async def test_what_nobody_waits_for_is_answered_behind_what_somebody_does(self, models: Path) -> None:
+        async with serving(models / "talking", kv_store="") as served:
+            assert isinstance(served.generator, Generator)
+            with served.generator.idle.taken():
+                idle = asyncio.create_task(generate(served, TEXTS, [QUESTION], reuse="full", idle=True))
+                waited_for = await generate(served, TEXTS, [QUESTION], reuse="full")
+                assert not idle.done()
+            assert tokens_of(await idle, TokenEvent) == tokens_of(waited_for, TokenEvent)
+            with pytest.raises(InvalidRequest, match="idle: margins are not written in idle time"):
+                await generate(served, TEXTS, [QUESTION], decoding=Decoding(margins=Margins()), idle=True)
 
     async def test_the_model_may_bring_its_verdict_along(self, models: Path, tmp_path: Path) -> None:
         model = tmp_path / "model"

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from cluster.evaluation.arms import CLOSED, FULL, EvalArm, arms_of, parse_contexts, parse_modes
-from cluster.evaluation.squad import normalized, score
 from load_tests.reading.__main__ import main
 from load_tests.reading.articles import Article, ReadingQuestion, read_articles
 from load_tests.reading.bench import ReadingAnswer
@@ -26,7 +25,9 @@ from shared.errors import InvalidRequest
 from shared.generation.asked import chain_of
 from shared.generation.modes import ReuseMode
 from shared.kv_types import KvContext
+from shared.measuring.agreement import agreement
 from shared.measuring.paired import divergence
+from shared.measuring.squad import normalized, score
 
 SHAPE = ArticleShape(chunk_tokens=24, context_tokens=4096, k=3, per_context=2)
 OF = ("", "f" * 32, (1, 2))
@@ -309,3 +310,20 @@ def test_cacheclip_needs_an_auxiliary_model(
 ) -> None:
     assert main(["--data", str(data), *models[:2], "--modes", "cacheclip"]) == 2
     assert "needs an auxiliary model" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "alike"),
+    [
+        ("It was built in 1425.", "it was built in 1425", 1.0),
+        ("The bridge was built in 1425.", "1425", 2 / 3),  # but for "in"
+        ("1111", "1425", 0.0),
+        ("The bridge was built.", "bridge", 1.0),  # neither says anything
+        ("The bridge was built.", "1425", 0.0),
+        ("", "", 1.0),
+    ],
+)
+def test_answers_agree_by_the_words_that_the_question_does_not_have(
+    ours: str, theirs: str, alike: float
+) -> None:
+    assert agreement("When was the bridge built?", ours, theirs) == pytest.approx(alike)

@@ -13,7 +13,7 @@ from shared.errors import ConfigError
 from shared.generation.modes import ReuseMode
 from shared.kv_types import KvContext
 from shared.verdict import FORM, MadeWith, Verdict
-from shared.verdicts import choose, keep_verdict, read_verdicts, status_of, told
+from shared.verdicts import choose, keep_verdict, read_verdicts, status_of, suspend_verdict, told
 
 VERDICT = Verdict(ReuseMode.REORDERED, 0.01, "f" * 32, "0" * 32, "exact", kv_context=KvContext.DOCUMENT)
 ISOLATED = replace(VERDICT, mode=ReuseMode.FULL, kv_context=KvContext.NONE)
@@ -119,11 +119,33 @@ def test_an_operator_is_told_the_newest_for_each_setting() -> None:
     assert told(()) == ""
 
 
+def test_a_suspended_one_says_so_until_another_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "v.json"
+    keep_verdict(path, VERDICT)
+    keep_verdict(path, replace(ISOLATED, form=FORM))
+    assert suspend_verdict(path, VERDICT.id, "agreement 50 % of 20 questions")
+    assert suspend_verdict(path, VERDICT.id, "agreement 40 % of 30 questions")
+    assert not suspend_verdict(path, "other", "agreement 40 % of 30 questions")
+    assert not suspend_verdict(tmp_path / "none.json", VERDICT.id, "agreement 40 % of 30 questions")
+    verdicts = read_verdicts(path)
+    assert [verdict.id for verdict in verdicts] == [replace(ISOLATED, form=FORM).id, VERDICT.id]
+    assert told(verdicts) == "reordered (document, suspended), full (none)"
+    assert status_of(verdicts, VERDICT.made_with) == (
+        "reordered (document) is suspended by shadow: agreement 50 % of 20 questions; run `kvquilt gate`, "
+        "full (none)"
+    )
+    anew = replace(VERDICT, form=FORM, made_s=5.0)
+    assert anew.id != VERDICT.id
+    keep_verdict(path, anew)
+    assert status_of(read_verdicts(path), VERDICT.made_with) == "reordered (document), full (none)"
+
+
 @pytest.mark.parametrize(
     ("written", "says"),
     [
         (json.dumps([asdict(VERDICT), 3]), "v.json: number 2: expected an object, got 3"),
         (json.dumps([asdict(VERDICT) | {"mode": "magic"}]), "v.json: number 1: mode: 'magic' is not one of"),
+        (json.dumps([asdict(VERDICT) | {"agreement": 1.5}]), "v.json: number 1: agreement: 1.5 is out of"),
         ("{", "v.json: cannot be read as JSON"),
         ("3", "v.json: expected an object"),
         ("[]", "v.json: expected an object"),

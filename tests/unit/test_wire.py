@@ -126,6 +126,7 @@ ORDERS = st.builds(
     decoding=DECODING,
     explain=st.booleans(),
     kv_context=KV_CONTEXTS,
+    idle=st.booleans(),
 )
 FORESTS = st.builds(
     orders.ForestOrder, chunks=tuples(CHUNKS), prefix=PREFIXES, reuse=REUSE, kv_context=KV_CONTEXTS
@@ -161,6 +162,7 @@ USAGE = st.builds(
     reuse=st.none() | st.sampled_from(modes.ReuseMode),
     note=TEXT,
     adapter=TEXT,
+    verdict=st.none() | st.builds(told.ObeyedVerdict, TEXT, st.none() | st.floats(0, 1)),
 )
 FINISHED = st.sampled_from(told.FinishReason)
 DONE = st.builds(told.DoneEvent, USAGE, TIMINGS, tuples(TEXT))
@@ -197,6 +199,7 @@ INQUIRIES = st.builds(
     without_prefix=st.booleans(),
     explain=st.booleans(),
     preface=TEXT,
+    no_shadow=st.booleans(),
 )
 HITS = st.builds(
     search.SearchHit,

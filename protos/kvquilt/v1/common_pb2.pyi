@@ -193,7 +193,7 @@ class TokenLogprob(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "reused_tokens", "recomputed_tokens", "generated_tokens", "loaded_tokens", "selected_tokens", "picked_tokens", "grouped_tokens", "reuse", "note", "isolated_tokens", "adapter")
+    __slots__ = ("prompt_tokens", "reused_tokens", "recomputed_tokens", "generated_tokens", "loaded_tokens", "selected_tokens", "picked_tokens", "grouped_tokens", "reuse", "note", "isolated_tokens", "adapter", "verdict")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +206,7 @@ class Usage(_message.Message):
     NOTE_FIELD_NUMBER: _ClassVar[int]
     ISOLATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     reused_tokens: int
     recomputed_tokens: int
@@ -218,7 +219,16 @@ class Usage(_message.Message):
     note: str
     isolated_tokens: int
     adapter: str
-    def __init__(self, prompt_tokens: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., loaded_tokens: _Optional[int] = ..., selected_tokens: _Optional[int] = ..., picked_tokens: _Optional[int] = ..., grouped_tokens: _Optional[int] = ..., reuse: _Optional[str] = ..., note: _Optional[str] = ..., isolated_tokens: _Optional[int] = ..., adapter: _Optional[str] = ...) -> None: ...
+    verdict: ObeyedVerdict
+    def __init__(self, prompt_tokens: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., loaded_tokens: _Optional[int] = ..., selected_tokens: _Optional[int] = ..., picked_tokens: _Optional[int] = ..., grouped_tokens: _Optional[int] = ..., reuse: _Optional[str] = ..., note: _Optional[str] = ..., isolated_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., verdict: _Optional[_Union[ObeyedVerdict, _Mapping]] = ...) -> None: ...
+
+class ObeyedVerdict(_message.Message):
+    __slots__ = ("id", "agreement")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    AGREEMENT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    agreement: float
+    def __init__(self, id: _Optional[str] = ..., agreement: _Optional[float] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("retrieve_ms", "queue_ms", "load_ms", "prefill_ms", "first_token_ms", "decode_ms", "total_ms", "engine_ttft_ms", "select_ms", "select_wait_ms")

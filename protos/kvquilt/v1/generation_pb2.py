@@ -26,7 +26,7 @@ from protos.kvquilt.v1 import common_pb2 as protos_dot_kvquilt_dot_v1_dot_common
 from protos.kvquilt.v1 import recompute_pb2 as protos_dot_kvquilt_dot_v1_dot_recompute__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"protos/kvquilt/v1/generation.proto\x12\nkvquilt.v1\x1a\x1eprotos/kvquilt/v1/common.proto\x1a!protos/kvquilt/v1/recompute.proto\"%\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x84\x01\n\x05Piece\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x14.kvquilt.v1.TokenIdsH\x00\x12\"\n\x07\x63ontext\x18\x03 \x03(\x0b\x32\x11.kvquilt.v1.Piece\x12\x11\n\tparent_id\x18\x04 \x01(\tB\t\n\x07\x63ontent\"\xa0\x01\n\x0ePrefillRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12!\n\x06prefix\x18\x02 \x01(\x0b\x32\x11.kvquilt.v1.Piece\x12!\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x11.kvquilt.v1.Piece\x12\x10\n\x08\x65ncoding\x18\x04 \x01(\t\x12\x0f\n\x07\x63hained\x18\x05 \x01(\x08\"j\n\x0fPrefillResponse\x12\r\n\x05index\x18\x01 \x01(\r\x12\x10\n\x08\x63hunk_id\x18\x02 \x01(\t\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x0f\n\x07\x65xisted\x18\x04 \x01(\x08\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\"\x87\x03\n\x0fGenerateRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12!\n\x06prefix\x18\x02 \x01(\x0b\x32\x11.kvquilt.v1.Piece\x12!\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x11.kvquilt.v1.Piece\x12$\n\tquestions\x18\x04 \x03(\x0b\x32\x11.kvquilt.v1.Piece\x12\r\n\x05reuse\x18\x0b \x01(\t\x12&\n\x08sampling\x18\x06 \x01(\x0b\x32\x14.kvquilt.v1.Sampling\x12&\n\x08\x64\x65\x63oding\x18\x07 \x01(\x0b\x32\x14.kvquilt.v1.Decoding\x12(\n\trecompute\x18\x08 \x01(\x0b\x32\x15.kvquilt.v1.Recompute\x12\x1c\n\x03\x61pe\x18\t \x01(\x0b\x32\x0f.kvquilt.v1.Ape\x12\x0f\n\x07\x65xplain\x18\n \x01(\x08\x12\x0f\n\x07\x61\x64\x61pter\x18\x0c \x01(\t\x12\x12\n\nkv_context\x18\r \x01(\tJ\x04\x08\x05\x10\x06\"\xc8\x02\n\x10GenerateResponse\x12+\n\x05token\x18\x01 \x01(\x0b\x32\x1a.kvquilt.v1.GeneratedTokenH\x00\x12-\n\x0b\x62ranch_done\x18\x02 \x01(\x0b\x32\x16.kvquilt.v1.BranchDoneH\x00\x12(\n\x04\x64one\x18\x03 \x01(\x0b\x32\x18.kvquilt.v1.GenerateDoneH\x00\x12$\n\x06\x63hosen\x18\x04 \x01(\x0b\x32\x12.kvquilt.v1.ChosenH\x00\x12/\n\x0cmargin_token\x18\x05 \x01(\x0b\x32\x17.kvquilt.v1.MarginTokenH\x00\x12$\n\x06margin\x18\x06 \x01(\x0b\x32\x12.kvquilt.v1.MarginH\x00\x12(\n\x08selected\x18\x07 \x01(\x0b\x32\x14.kvquilt.v1.SelectedH\x00\x42\x07\n\x05\x65vent\"\x93\x01\n\x0eGeneratedToken\x12\x10\n\x08question\x18\x01 \x01(\r\x12\x0e\n\x06sample\x18\x02 \x01(\r\x12\x10\n\x08token_id\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x0f\n\x07logprob\x18\x05 \x01(\x02\x12.\n\x0ctop_logprobs\x18\x06 \x03(\x0b\x32\x18.kvquilt.v1.TokenLogprob\"\x96\x01\n\nBranchDone\x12\x10\n\x08question\x18\x01 \x01(\r\x12\x0e\n\x06sample\x18\x02 \x01(\r\x12/\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x18.kvquilt.v1.FinishReason\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x18\n\x10generated_tokens\x18\x05 \x01(\r\x12\r\n\x05score\x18\x06 \x01(\x02\"i\n\x0cGenerateDone\x12 \n\x05usage\x18\x01 \x01(\x0b\x32\x11.kvquilt.v1.Usage\x12$\n\x07timings\x18\x02 \x01(\x0b\x32\x13.kvquilt.v1.Timings\x12\x11\n\tchunk_ids\x18\x03 \x03(\t\"\xe9\x02\n\x0e\x45xploreRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.kvquilt.v1.ForestOpenH\x00\x12(\n\x05start\x18\x02 \x01(\x0b\x32\x17.kvquilt.v1.ForestStartH\x00\x12&\n\x04\x66ork\x18\x03 \x01(\x0b\x32\x16.kvquilt.v1.ForestForkH\x00\x12*\n\x06rewind\x18\x04 \x01(\x0b\x32\x18.kvquilt.v1.ForestRewindH\x00\x12(\n\x05prune\x18\x05 \x01(\x0b\x32\x17.kvquilt.v1.ForestPruneH\x00\x12*\n\x06\x61ppend\x18\x06 \x01(\x0b\x32\x18.kvquilt.v1.ForestAppendH\x00\x12&\n\x04grow\x18\x07 \x01(\x0b\x32\x16.kvquilt.v1.ForestGrowH\x00\x12(\n\x05merge\x18\x08 \x01(\x0b\x32\x17.kvquilt.v1.ForestMergeH\x00\x42\t\n\x07\x63ommand\"\xfb\x01\n\nForestOpen\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12!\n\x06prefix\x18\x02 \x01(\x0b\x32\x11.kvquilt.v1.Piece\x12!\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x11.kvquilt.v1.Piece\x12\r\n\x05reuse\x18\x07 \x01(\t\x12(\n\trecompute\x18\x05 \x01(\x0b\x32\x15.kvquilt.v1.Recompute\x12\x1c\n\x03\x61pe\x18\x06 \x01(\x0b\x32\x0f.kvquilt.v1.Ape\x12\x0f\n\x07\x61\x64\x61pter\x18\x08 \x01(\t\x12\x12\n\nkv_context\x18\t \x01(\tJ\x04\x08\x04\x10\x05\"?\n\x0b\x46orestStart\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\x12 \n\x05piece\x18\x02 \x01(\x0b\x32\x11.kvquilt.v1.Piece\"L\n\nForestFork\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\x12\x0e\n\x06source\x18\x02 \x01(\r\x12\x13\n\x06length\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_length\"2\n\x0c\x46orestRewind\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"\x1d\n\x0b\x46orestPrune\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\"@\n\x0c\x46orestAppend\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\x12 \n\x05piece\x18\x02 \x01(\x0b\x32\x11.kvquilt.v1.Piece\"D\n\nForestGrow\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\x12&\n\x08sampling\x18\x02 \x01(\x0b\x32\x14.kvquilt.v1.Sampling\"^\n\x0b\x46orestMerge\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\x12\x0f\n\x07sources\x18\x02 \x03(\r\x12\x13\n\x06length\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06placed\x18\x04 \x01(\x08\x42\t\n\x07_length\"\xa0\x02\n\x0f\x45xploreResponse\x12,\n\x07\x61pplied\x18\x01 \x01(\x0b\x32\x19.kvquilt.v1.ForestAppliedH\x00\x12,\n\x07refused\x18\x02 \x01(\x0b\x32\x19.kvquilt.v1.ForestRefusedH\x00\x12(\n\x05grown\x18\x03 \x01(\x0b\x32\x17.kvquilt.v1.ForestGrownH\x00\x12*\n\x06rested\x18\x04 \x01(\x0b\x32\x18.kvquilt.v1.ForestRestedH\x00\x12(\n\x04\x64one\x18\x05 \x01(\x0b\x32\x18.kvquilt.v1.GenerateDoneH\x00\x12(\n\x08selected\x18\x06 \x01(\x0b\x32\x14.kvquilt.v1.SelectedH\x00\x42\x07\n\x05\x65vent\"I\n\rForestApplied\x12\x0f\n\x07\x63ommand\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x13\n\x0b\x61pproximate\x18\x03 \x01(\x08\">\n\rForestRefused\x12\x0f\n\x07\x63ommand\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"~\n\x0b\x46orestGrown\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\x12.\n\x0ctop_logprobs\x18\x05 \x03(\x0b\x32\x18.kvquilt.v1.TokenLogprob\"q\n\x0c\x46orestRested\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.kvquilt.v1.FinishReason\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\"=\n\x14\x44\x65scribeModelRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\"\xa2\x02\n\x15\x44\x65scribeModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x03 \x01(\t\x12\x12\n\nprefix_ids\x18\x04 \x03(\r\x12\x16\n\x0e\x63hunk_template\x18\x05 \x01(\t\x12\x19\n\x11question_template\x18\x06 \x01(\t\x12\x15\n\rmax_positions\x18\x07 \x01(\r\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x1a\n\x12kv_bytes_per_token\x18\t \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\n \x01(\t\x12\x0f\n\x07\x65os_ids\x18\x0b \x03(\r\x12\x13\n\x0bkv_encoding\x18\x0c \x01(\t\x12\x0e\n\x06prompt\x18\r \x01(\t2\xfa\x02\n\nGeneration\x12\x44\n\x07Prefill\x12\x1a.kvquilt.v1.PrefillRequest\x1a\x1b.kvquilt.v1.PrefillResponse0\x01\x12G\n\x08Generate\x12\x1b.kvquilt.v1.GenerateRequest\x1a\x1c.kvquilt.v1.GenerateResponse0\x01\x12\x46\n\x07\x45xplore\x12\x1a.kvquilt.v1.ExploreRequest\x1a\x1b.kvquilt.v1.ExploreResponse(\x01\x30\x01\x12T\n\rDescribeModel\x12 .kvquilt.v1.DescribeModelRequest\x1a!.kvquilt.v1.DescribeModelResponse\x12?\n\x06Health\x12\x19.kvquilt.v1.HealthRequest\x1a\x1a.kvquilt.v1.HealthResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"protos/kvquilt/v1/generation.proto\x12\nkvquilt.v1\x1a\x1eprotos/kvquilt/v1/common.proto\x1a!protos/kvquilt/v1/recompute.proto\"%\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x84\x01\n\x05Piece\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x14.kvquilt.v1.TokenIdsH\x00\x12\"\n\x07\x63ontext\x18\x03 \x03(\x0b\x32\x11.kvquilt.v1.Piece\x12\x11\n\tparent_id\x18\x04 \x01(\tB\t\n\x07\x63ontent\"\xa0\x01\n\x0ePrefillRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12!\n\x06prefix\x18\x02 \x01(\x0b\x32\x11.kvquilt.v1.Piece\x12!\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x11.kvquilt.v1.Piece\x12\x10\n\x08\x65ncoding\x18\x04 \x01(\t\x12\x0f\n\x07\x63hained\x18\x05 \x01(\x08\"j\n\x0fPrefillResponse\x12\r\n\x05index\x18\x01 \x01(\r\x12\x10\n\x08\x63hunk_id\x18\x02 \x01(\t\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x0f\n\x07\x65xisted\x18\x04 \x01(\x08\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\"\x95\x03\n\x0fGenerateRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12!\n\x06prefix\x18\x02 \x01(\x0b\x32\x11.kvquilt.v1.Piece\x12!\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x11.kvquilt.v1.Piece\x12$\n\tquestions\x18\x04 \x03(\x0b\x32\x11.kvquilt.v1.Piece\x12\r\n\x05reuse\x18\x0b \x01(\t\x12&\n\x08sampling\x18\x06 \x01(\x0b\x32\x14.kvquilt.v1.Sampling\x12&\n\x08\x64\x65\x63oding\x18\x07 \x01(\x0b\x32\x14.kvquilt.v1.Decoding\x12(\n\trecompute\x18\x08 \x01(\x0b\x32\x15.kvquilt.v1.Recompute\x12\x1c\n\x03\x61pe\x18\t \x01(\x0b\x32\x0f.kvquilt.v1.Ape\x12\x0f\n\x07\x65xplain\x18\n \x01(\x08\x12\x0f\n\x07\x61\x64\x61pter\x18\x0c \x01(\t\x12\x12\n\nkv_context\x18\r \x01(\t\x12\x0c\n\x04idle\x18\x0e \x01(\x08J\x04\x08\x05\x10\x06\"\xc8\x02\n\x10GenerateResponse\x12+\n\x05token\x18\x01 \x01(\x0b\x32\x1a.kvquilt.v1.GeneratedTokenH\x00\x12-\n\x0b\x62ranch_done\x18\x02 \x01(\x0b\x32\x16.kvquilt.v1.BranchDoneH\x00\x12(\n\x04\x64one\x18\x03 \x01(\x0b\x32\x18.kvquilt.v1.GenerateDoneH\x00\x12$\n\x06\x63hosen\x18\x04 \x01(\x0b\x32\x12.kvquilt.v1.ChosenH\x00\x12/\n\x0cmargin_token\x18\x05 \x01(\x0b\x32\x17.kvquilt.v1.MarginTokenH\x00\x12$\n\x06margin\x18\x06 \x01(\x0b\x32\x12.kvquilt.v1.MarginH\x00\x12(\n\x08selected\x18\x07 \x01(\x0b\x32\x14.kvquilt.v1.SelectedH\x00\x42\x07\n\x05\x65vent\"\x93\x01\n\x0eGeneratedToken\x12\x10\n\x08question\x18\x01 \x01(\r\x12\x0e\n\x06sample\x18\x02 \x01(\r\x12\x10\n\x08token_id\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x0f\n\x07logprob\x18\x05 \x01(\x02\x12.\n\x0ctop_logprobs\x18\x06 \x03(\x0b\x32\x18.kvquilt.v1.TokenLogprob\"\x96\x01\n\nBranchDone\x12\x10\n\x08question\x18\x01 \x01(\r\x12\x0e\n\x06sample\x18\x02 \x01(\r\x12/\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x18.kvquilt.v1.FinishReason\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x18\n\x10generated_tokens\x18\x05 \x01(\r\x12\r\n\x05score\x18\x06 \x01(\x02\"i\n\x0cGenerateDone\x12 \n\x05usage\x18\x01 \x01(\x0b\x32\x11.kvquilt.v1.Usage\x12$\n\x07timings\x18\x02 \x01(\x0b\x32\x13.kvquilt.v1.Timings\x12\x11\n\tchunk_ids\x18\x03 \x03(\t\"\xe9\x02\n\x0e\x45xploreRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.kvquilt.v1.ForestOpenH\x00\x12(\n\x05start\x18\x02 \x01(\x0b\x32\x17.kvquilt.v1.ForestStartH\x00\x12&\n\x04\x66ork\x18\x03 \x01(\x0b\x32\x16.kvquilt.v1.ForestForkH\x00\x12*\n\x06rewind\x18\x04 \x01(\x0b\x32\x18.kvquilt.v1.ForestRewindH\x00\x12(\n\x05prune\x18\x05 \x01(\x0b\x32\x17.kvquilt.v1.ForestPruneH\x00\x12*\n\x06\x61ppend\x18\x06 \x01(\x0b\x32\x18.kvquilt.v1.ForestAppendH\x00\x12&\n\x04grow\x18\x07 \x01(\x0b\x32\x16.kvquilt.v1.ForestGrowH\x00\x12(\n\x05merge\x18\x08 \x01(\x0b\x32\x17.kvquilt.v1.ForestMergeH\x00\x42\t\n\x07\x63ommand\"\xfb\x01\n\nForestOpen\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12!\n\x06prefix\x18\x02 \x01(\x0b\x32\x11.kvquilt.v1.Piece\x12!\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x11.kvquilt.v1.Piece\x12\r\n\x05reuse\x18\x07 \x01(\t\x12(\n\trecompute\x18\x05 \x01(\x0b\x32\x15.kvquilt.v1.Recompute\x12\x1c\n\x03\x61pe\x18\x06 \x01(\x0b\x32\x0f.kvquilt.v1.Ape\x12\x0f\n\x07\x61\x64\x61pter\x18\x08 \x01(\t\x12\x12\n\nkv_context\x18\t \x01(\tJ\x04\x08\x04\x10\x05\"?\n\x0b\x46orestStart\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\x12 \n\x05piece\x18\x02 \x01(\x0b\x32\x11.kvquilt.v1.Piece\"L\n\nForestFork\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\x12\x0e\n\x06source\x18\x02 \x01(\r\x12\x13\n\x06length\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_length\"2\n\x0c\x46orestRewind\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"\x1d\n\x0b\x46orestPrune\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\"@\n\x0c\x46orestAppend\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\x12 \n\x05piece\x18\x02 \x01(\x0b\x32\x11.kvquilt.v1.Piece\"D\n\nForestGrow\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\x12&\n\x08sampling\x18\x02 \x01(\x0b\x32\x14.kvquilt.v1.Sampling\"^\n\x0b\x46orestMerge\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\x12\x0f\n\x07sources\x18\x02 \x03(\r\x12\x13\n\x06length\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06placed\x18\x04 \x01(\x08\x42\t\n\x07_length\"\xa0\x02\n\x0f\x45xploreResponse\x12,\n\x07\x61pplied\x18\x01 \x01(\x0b\x32\x19.kvquilt.v1.ForestAppliedH\x00\x12,\n\x07refused\x18\x02 \x01(\x0b\x32\x19.kvquilt.v1.ForestRefusedH\x00\x12(\n\x05grown\x18\x03 \x01(\x0b\x32\x17.kvquilt.v1.ForestGrownH\x00\x12*\n\x06rested\x18\x04 \x01(\x0b\x32\x18.kvquilt.v1.ForestRestedH\x00\x12(\n\x04\x64one\x18\x05 \x01(\x0b\x32\x18.kvquilt.v1.GenerateDoneH\x00\x12(\n\x08selected\x18\x06 \x01(\x0b\x32\x14.kvquilt.v1.SelectedH\x00\x42\x07\n\x05\x65vent\"I\n\rForestApplied\x12\x0f\n\x07\x63ommand\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x13\n\x0b\x61pproximate\x18\x03 \x01(\x08\">\n\rForestRefused\x12\x0f\n\x07\x63ommand\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"~\n\x0b\x46orestGrown\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\x12.\n\x0ctop_logprobs\x18\x05 \x03(\x0b\x32\x18.kvquilt.v1.TokenLogprob\"q\n\x0c\x46orestRested\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.kvquilt.v1.FinishReason\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\"=\n\x14\x44\x65scribeModelRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\"\xa2\x02\n\x15\x44\x65scribeModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x03 \x01(\t\x12\x12\n\nprefix_ids\x18\x04 \x03(\r\x12\x16\n\x0e\x63hunk_template\x18\x05 \x01(\t\x12\x19\n\x11question_template\x18\x06 \x01(\t\x12\x15\n\rmax_positions\x18\x07 \x01(\r\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x1a\n\x12kv_bytes_per_token\x18\t \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\n \x01(\t\x12\x0f\n\x07\x65os_ids\x18\x0b \x03(\r\x12\x13\n\x0bkv_encoding\x18\x0c \x01(\t\x12\x0e\n\x06prompt\x18\r \x01(\t\"_\n\x15SuspendVerdictRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x0f\n\x07verdict\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"&\n\x16SuspendVerdictResponse\x12\x0c\n\x04kept\x18\x01 \x01(\x08\x32\xd3\x03\n\nGeneration\x12\x44\n\x07Prefill\x12\x1a.kvquilt.v1.PrefillRequest\x1a\x1b.kvquilt.v1.PrefillResponse0\x01\x12G\n\x08Generate\x12\x1b.kvquilt.v1.GenerateRequest\x1a\x1c.kvquilt.v1.GenerateResponse0\x01\x12\x46\n\x07\x45xplore\x12\x1a.kvquilt.v1.ExploreRequest\x1a\x1b.kvquilt.v1.ExploreResponse(\x01\x30\x01\x12T\n\rDescribeModel\x12 .kvquilt.v1.DescribeModelRequest\x1a!.kvquilt.v1.DescribeModelResponse\x12W\n\x0eSuspendVerdict\x12!.kvquilt.v1.SuspendVerdictRequest\x1a\".kvquilt.v1.SuspendVerdictResponse\x12?\n\x06Health\x12\x19.kvquilt.v1.HealthRequest\x1a\x1a.kvquilt.v1.HealthResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,47 +42,51 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREFILLRESPONSE']._serialized_start=454
   _globals['_PREFILLRESPONSE']._serialized_end=560
   _globals['_GENERATEREQUEST']._serialized_start=563
-  _globals['_GENERATEREQUEST']._serialized_end=954
-  _globals['_GENERATERESPONSE']._serialized_start=957
-  _globals['_GENERATERESPONSE']._serialized_end=1285
-  _globals['_GENERATEDTOKEN']._serialized_start=1288
-  _globals['_GENERATEDTOKEN']._serialized_end=1435
-  _globals['_BRANCHDONE']._serialized_start=1438
-  _globals['_BRANCHDONE']._serialized_end=1588
-  _globals['_GENERATEDONE']._serialized_start=1590
-  _globals['_GENERATEDONE']._serialized_end=1695
-  _globals['_EXPLOREREQUEST']._serialized_start=1698
-  _globals['_EXPLOREREQUEST']._serialized_end=2059
-  _globals['_FORESTOPEN']._serialized_start=2062
-  _globals['_FORESTOPEN']._serialized_end=2313
-  _globals['_FORESTSTART']._serialized_start=2315
-  _globals['_FORESTSTART']._serialized_end=2378
-  _globals['_FORESTFORK']._serialized_start=2380
-  _globals['_FORESTFORK']._serialized_end=2456
-  _globals['_FORESTREWIND']._serialized_start=2458
-  _globals['_FORESTREWIND']._serialized_end=2508
-  _globals['_FORESTPRUNE']._serialized_start=2510
-  _globals['_FORESTPRUNE']._serialized_end=2539
-  _globals['_FORESTAPPEND']._serialized_start=2541
-  _globals['_FORESTAPPEND']._serialized_end=2605
-  _globals['_FORESTGROW']._serialized_start=2607
-  _globals['_FORESTGROW']._serialized_end=2675
-  _globals['_FORESTMERGE']._serialized_start=2677
-  _globals['_FORESTMERGE']._serialized_end=2771
-  _globals['_EXPLORERESPONSE']._serialized_start=2774
-  _globals['_EXPLORERESPONSE']._serialized_end=3062
-  _globals['_FORESTAPPLIED']._serialized_start=3064
-  _globals['_FORESTAPPLIED']._serialized_end=3137
-  _globals['_FORESTREFUSED']._serialized_start=3139
-  _globals['_FORESTREFUSED']._serialized_end=3201
-  _globals['_FORESTGROWN']._serialized_start=3203
-  _globals['_FORESTGROWN']._serialized_end=3329
-  _globals['_FORESTRESTED']._serialized_start=3331
-  _globals['_FORESTRESTED']._serialized_end=3444
-  _globals['_DESCRIBEMODELREQUEST']._serialized_start=3446
-  _globals['_DESCRIBEMODELREQUEST']._serialized_end=3507
-  _globals['_DESCRIBEMODELRESPONSE']._serialized_start=3510
-  _globals['_DESCRIBEMODELRESPONSE']._serialized_end=3800
-  _globals['_GENERATION']._serialized_start=3803
-  _globals['_GENERATION']._serialized_end=4181
+  _globals['_GENERATEREQUEST']._serialized_end=968
+  _globals['_GENERATERESPONSE']._serialized_start=971
+  _globals['_GENERATERESPONSE']._serialized_end=1299
+  _globals['_GENERATEDTOKEN']._serialized_start=1302
+  _globals['_GENERATEDTOKEN']._serialized_end=1449
+  _globals['_BRANCHDONE']._serialized_start=1452
+  _globals['_BRANCHDONE']._serialized_end=1602
+  _globals['_GENERATEDONE']._serialized_start=1604
+  _globals['_GENERATEDONE']._serialized_end=1709
+  _globals['_EXPLOREREQUEST']._serialized_start=1712
+  _globals['_EXPLOREREQUEST']._serialized_end=2073
+  _globals['_FORESTOPEN']._serialized_start=2076
+  _globals['_FORESTOPEN']._serialized_end=2327
+  _globals['_FORESTSTART']._serialized_start=2329
+  _globals['_FORESTSTART']._serialized_end=2392
+  _globals['_FORESTFORK']._serialized_start=2394
+  _globals['_FORESTFORK']._serialized_end=2470
+  _globals['_FORESTREWIND']._serialized_start=2472
+  _globals['_FORESTREWIND']._serialized_end=2522
+  _globals['_FORESTPRUNE']._serialized_start=2524
+  _globals['_FORESTPRUNE']._serialized_end=2553
+  _globals['_FORESTAPPEND']._serialized_start=2555
+  _globals['_FORESTAPPEND']._serialized_end=2619
+  _globals['_FORESTGROW']._serialized_start=2621
+  _globals['_FORESTGROW']._serialized_end=2689
+  _globals['_FORESTMERGE']._serialized_start=2691
+  _globals['_FORESTMERGE']._serialized_end=2785
+  _globals['_EXPLORERESPONSE']._serialized_start=2788
+  _globals['_EXPLORERESPONSE']._serialized_end=3076
+  _globals['_FORESTAPPLIED']._serialized_start=3078
+  _globals['_FORESTAPPLIED']._serialized_end=3151
+  _globals['_FORESTREFUSED']._serialized_start=3153
+  _globals['_FORESTREFUSED']._serialized_end=3215
+  _globals['_FORESTGROWN']._serialized_start=3217
+  _globals['_FORESTGROWN']._serialized_end=3343
+  _globals['_FORESTRESTED']._serialized_start=3345
+  _globals['_FORESTRESTED']._serialized_end=3458
+  _globals['_DESCRIBEMODELREQUEST']._serialized_start=3460
+  _globals['_DESCRIBEMODELREQUEST']._serialized_end=3521
+  _globals['_DESCRIBEMODELRESPONSE']._serialized_start=3524
+  _globals['_DESCRIBEMODELRESPONSE']._serialized_end=3814
+  _globals['_SUSPENDVERDICTREQUEST']._serialized_start=3816
+  _globals['_SUSPENDVERDICTREQUEST']._serialized_end=3911
+  _globals['_SUSPENDVERDICTRESPONSE']._serialized_start=3913
+  _globals['_SUSPENDVERDICTRESPONSE']._serialized_end=3951
+  _globals['_GENERATION']._serialized_start=3954
+  _globals['_GENERATION']._serialized_end=4421
 # @@protoc_insertion_point(module_scope)

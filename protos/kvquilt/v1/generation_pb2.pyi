@@ -57,7 +57,7 @@ class PrefillResponse(_message.Message):
     def __init__(self, index: _Optional[int] = ..., chunk_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., existed: _Optional[bool] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("meta", "prefix", "chunks", "questions", "reuse", "sampling", "decoding", "recompute", "ape", "explain", "adapter", "kv_context")
+    __slots__ = ("meta", "prefix", "chunks", "questions", "reuse", "sampling", "decoding", "recompute", "ape", "explain", "adapter", "kv_context", "idle")
     META_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,7 @@ class GenerateRequest(_message.Message):
     EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     KV_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     prefix: Piece
     chunks: _containers.RepeatedCompositeFieldContainer[Piece]
@@ -82,7 +83,8 @@ class GenerateRequest(_message.Message):
     explain: bool
     adapter: str
     kv_context: str
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., questions: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[str] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., explain: _Optional[bool] = ..., adapter: _Optional[str] = ..., kv_context: _Optional[str] = ...) -> None: ...
+    idle: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., questions: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[str] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., explain: _Optional[bool] = ..., adapter: _Optional[str] = ..., kv_context: _Optional[str] = ..., idle: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("token", "branch_done", "done", "chosen", "margin_token", "margin", "selected")
@@ -341,3 +343,19 @@ class DescribeModelResponse(_message.Message):
     kv_encoding: str
     prompt: str
     def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., chunk_template: _Optional[str] = ..., question_template: _Optional[str] = ..., max_positions: _Optional[int] = ..., dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., device: _Optional[str] = ..., eos_ids: _Optional[_Iterable[int]] = ..., kv_encoding: _Optional[str] = ..., prompt: _Optional[str] = ...) -> None: ...
+
+class SuspendVerdictRequest(_message.Message):
+    __slots__ = ("meta", "verdict", "reason")
+    META_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    verdict: str
+    reason: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., verdict: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SuspendVerdictResponse(_message.Message):
+    __slots__ = ("kept",)
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    kept: bool
+    def __init__(self, kept: _Optional[bool] = ...) -> None: ...

@@ -57,6 +57,11 @@ class GenerationStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.DescribeModelRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.DescribeModelResponse.FromString,
                 _registered_method=True)
+        self.SuspendVerdict = channel.unary_unary(
+                '/kvquilt.v1.Generation/SuspendVerdict',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.SuspendVerdictRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.SuspendVerdictResponse.FromString,
+                _registered_method=True)
         self.Health = channel.unary_unary(
                 '/kvquilt.v1.Generation/Health',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_common__pb2.HealthRequest.SerializeToString,
@@ -100,6 +105,13 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SuspendVerdict(self, request, context):
+        """Mode auto no longer obeys this verdict: answers by it agree too little with the reference. Another verdict lifts it (docs/gate.md).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Health(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -128,6 +140,11 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.DescribeModel,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.DescribeModelRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.DescribeModelResponse.SerializeToString,
+            ),
+            'SuspendVerdict': grpc.unary_unary_rpc_method_handler(
+                    servicer.SuspendVerdict,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.SuspendVerdictRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.SuspendVerdictResponse.SerializeToString,
             ),
             'Health': grpc.unary_unary_rpc_method_handler(
                     servicer.Health,
@@ -245,6 +262,33 @@ class Generation:
             '/kvquilt.v1.Generation/DescribeModel',
             protos_dot_kvquilt_dot_v1_dot_generation__pb2.DescribeModelRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_generation__pb2.DescribeModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SuspendVerdict(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvquilt.v1.Generation/SuspendVerdict',
+            protos_dot_kvquilt_dot_v1_dot_generation__pb2.SuspendVerdictRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_generation__pb2.SuspendVerdictResponse.FromString,
             options,
             channel_credentials,
             insecure,

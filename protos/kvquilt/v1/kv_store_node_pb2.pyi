@@ -118,6 +118,40 @@ class AdoptRequest(_message.Message):
     write_back: bool
     def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_id: _Optional[str] = ..., node_id: _Optional[str] = ..., path: _Optional[str] = ..., replace: _Optional[bool] = ..., write_back: _Optional[bool] = ...) -> None: ...
 
+class DeleteChunksRequest(_message.Message):
+    __slots__ = ("meta", "chunk_ids")
+    META_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    chunk_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DeleteChunksResponse(_message.Message):
+    __slots__ = ("deleted", "referenced")
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    REFERENCED_FIELD_NUMBER: _ClassVar[int]
+    deleted: _containers.RepeatedScalarFieldContainer[str]
+    referenced: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, deleted: _Optional[_Iterable[str]] = ..., referenced: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListChunksRequest(_message.Message):
+    __slots__ = ("meta", "start_after", "limit")
+    META_FIELD_NUMBER: _ClassVar[int]
+    START_AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    start_after: str
+    limit: int
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., start_after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListChunksResponse(_message.Message):
+    __slots__ = ("chunks", "truncated")
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    chunks: _containers.RepeatedCompositeFieldContainer[_kv_store_pb2.ChunkStat]
+    truncated: bool
+    def __init__(self, chunks: _Optional[_Iterable[_Union[_kv_store_pb2.ChunkStat, _Mapping]]] = ..., truncated: _Optional[bool] = ...) -> None: ...
+
 class LocalCopiesRequest(_message.Message):
     __slots__ = ("meta", "chunk_ids")
     META_FIELD_NUMBER: _ClassVar[int]

@@ -63,6 +63,16 @@ class NodeStoreStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PrefetchRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PrefetchResponse.FromString,
                 _registered_method=True)
+        self.ListChunks = channel.unary_unary(
+                '/kvquilt.v1.NodeStore/ListChunks',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.ListChunksRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.ListChunksResponse.FromString,
+                _registered_method=True)
+        self.DeleteChunks = channel.unary_unary(
+                '/kvquilt.v1.NodeStore/DeleteChunks',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.DeleteChunksRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.DeleteChunksResponse.FromString,
+                _registered_method=True)
         self.LocalCopies = channel.unary_unary(
                 '/kvquilt.v1.NodeStore/LocalCopies',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.LocalCopiesRequest.SerializeToString,
@@ -126,6 +136,20 @@ class NodeStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListChunks(self, request, context):
+        """Chunks of which this node has the truth, of all tenants, in the order of their ids; home lists the object store's, too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteChunks(self, request, context):
+        """Removes chunks that no document refers to from this node's tiers; home removes them everywhere. Absent ones are not an error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LocalCopies(self, request, context):
         """Copies in this node's own tiers, evictable ones included, and where they are streamed from.
         """
@@ -181,6 +205,16 @@ def add_NodeStoreServicer_to_server(servicer, server):
                     servicer.Prefetch,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PrefetchRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PrefetchResponse.SerializeToString,
+            ),
+            'ListChunks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListChunks,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.ListChunksRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.ListChunksResponse.SerializeToString,
+            ),
+            'DeleteChunks': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteChunks,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.DeleteChunksRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.DeleteChunksResponse.SerializeToString,
             ),
             'LocalCopies': grpc.unary_unary_rpc_method_handler(
                     servicer.LocalCopies,
@@ -341,6 +375,60 @@ class NodeStore:
             '/kvquilt.v1.NodeStore/Prefetch',
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PrefetchRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PrefetchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListChunks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvquilt.v1.NodeStore/ListChunks',
+            protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.ListChunksRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.ListChunksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteChunks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvquilt.v1.NodeStore/DeleteChunks',
+            protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.DeleteChunksRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.DeleteChunksResponse.FromString,
             options,
             channel_credentials,
             insecure,

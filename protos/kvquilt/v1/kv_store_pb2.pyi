@@ -42,16 +42,18 @@ class ByteRange(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class PutHeader(_message.Message):
-    __slots__ = ("meta", "chunk_id", "size_bytes", "replace")
+    __slots__ = ("meta", "chunk_id", "size_bytes", "prefix_ids", "parent_id")
     META_FIELD_NUMBER: _ClassVar[int]
     CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_IDS_FIELD_NUMBER: _ClassVar[int]
+    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     chunk_id: str
     size_bytes: int
-    replace: bool
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_id: _Optional[str] = ..., size_bytes: _Optional[int] = ..., replace: _Optional[bool] = ...) -> None: ...
+    prefix_ids: _containers.RepeatedScalarFieldContainer[int]
+    parent_id: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_id: _Optional[str] = ..., size_bytes: _Optional[int] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., parent_id: _Optional[str] = ...) -> None: ...
 
 class PutRequest(_message.Message):
     __slots__ = ("header", "data")
@@ -84,40 +86,6 @@ class GetResponse(_message.Message):
     DATA_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
-
-class DeleteChunksRequest(_message.Message):
-    __slots__ = ("meta", "chunk_ids")
-    META_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
-    meta: _common_pb2.RequestMeta
-    chunk_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
-
-class DeleteChunksResponse(_message.Message):
-    __slots__ = ("deleted", "referenced")
-    DELETED_FIELD_NUMBER: _ClassVar[int]
-    REFERENCED_FIELD_NUMBER: _ClassVar[int]
-    deleted: _containers.RepeatedScalarFieldContainer[str]
-    referenced: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, deleted: _Optional[_Iterable[str]] = ..., referenced: _Optional[_Iterable[str]] = ...) -> None: ...
-
-class ListChunksRequest(_message.Message):
-    __slots__ = ("meta", "start_after", "limit")
-    META_FIELD_NUMBER: _ClassVar[int]
-    START_AFTER_FIELD_NUMBER: _ClassVar[int]
-    LIMIT_FIELD_NUMBER: _ClassVar[int]
-    meta: _common_pb2.RequestMeta
-    start_after: str
-    limit: int
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., start_after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
-
-class ListChunksResponse(_message.Message):
-    __slots__ = ("chunks", "truncated")
-    CHUNKS_FIELD_NUMBER: _ClassVar[int]
-    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
-    chunks: _containers.RepeatedCompositeFieldContainer[ChunkStat]
-    truncated: bool
-    def __init__(self, chunks: _Optional[_Iterable[_Union[ChunkStat, _Mapping]]] = ..., truncated: _Optional[bool] = ...) -> None: ...
 
 class ManifestChunk(_message.Message):
     __slots__ = ("chunk_id", "token_ids", "char_start", "char_end", "text", "heading", "auxiliary_id", "parent_id", "header_ids")
@@ -373,17 +341,29 @@ class DamagedCopy(_message.Message):
     restored: bool
     def __init__(self, chunk_id: _Optional[str] = ..., node_id: _Optional[str] = ..., tier: _Optional[str] = ..., reason: _Optional[str] = ..., restored: _Optional[bool] = ...) -> None: ...
 
+class DamagedRecord(_message.Message):
+    __slots__ = ("name", "reason", "restored")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reason: str
+    restored: bool
+    def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ..., restored: _Optional[bool] = ...) -> None: ...
+
 class VerifyProgress(_message.Message):
-    __slots__ = ("num_copies", "num_bytes", "damaged", "missing_chunk_ids")
+    __slots__ = ("num_copies", "num_bytes", "damaged", "missing_chunk_ids", "damaged_records")
     NUM_COPIES_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     DAMAGED_FIELD_NUMBER: _ClassVar[int]
     MISSING_CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_RECORDS_FIELD_NUMBER: _ClassVar[int]
     num_copies: int
     num_bytes: int
     damaged: _containers.RepeatedCompositeFieldContainer[DamagedCopy]
     missing_chunk_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, num_copies: _Optional[int] = ..., num_bytes: _Optional[int] = ..., damaged: _Optional[_Iterable[_Union[DamagedCopy, _Mapping]]] = ..., missing_chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    damaged_records: _containers.RepeatedCompositeFieldContainer[DamagedRecord]
+    def __init__(self, num_copies: _Optional[int] = ..., num_bytes: _Optional[int] = ..., damaged: _Optional[_Iterable[_Union[DamagedCopy, _Mapping]]] = ..., missing_chunk_ids: _Optional[_Iterable[str]] = ..., damaged_records: _Optional[_Iterable[_Union[DamagedRecord, _Mapping]]] = ...) -> None: ...
 
 class CollectGarbageRequest(_message.Message):
     __slots__ = ("meta", "grace_s", "dry_run")

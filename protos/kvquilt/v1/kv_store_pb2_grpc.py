@@ -52,16 +52,6 @@ class KvStoreStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.GetRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.GetResponse.FromString,
                 _registered_method=True)
-        self.Delete = channel.unary_unary(
-                '/kvquilt.v1.KvStore/Delete',
-                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteChunksRequest.SerializeToString,
-                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteChunksResponse.FromString,
-                _registered_method=True)
-        self.List = channel.unary_unary(
-                '/kvquilt.v1.KvStore/List',
-                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListChunksRequest.SerializeToString,
-                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListChunksResponse.FromString,
-                _registered_method=True)
         self.PutManifest = channel.unary_unary(
                 '/kvquilt.v1.KvStore/PutManifest',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PutManifestRequest.SerializeToString,
@@ -145,20 +135,6 @@ class KvStoreServicer:
 
     def Get(self, request, context):
         """The bytes of a chunk's file in pieces of about 1 MiB.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Delete(self, request, context):
-        """Removes chunks that no document refers to. Absent ones are not an error.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def List(self, request, context):
-        """Stored chunks in the order of their ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -261,16 +237,6 @@ def add_KvStoreServicer_to_server(servicer, server):
                     servicer.Get,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.GetRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.GetResponse.SerializeToString,
-            ),
-            'Delete': grpc.unary_unary_rpc_method_handler(
-                    servicer.Delete,
-                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteChunksRequest.FromString,
-                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteChunksResponse.SerializeToString,
-            ),
-            'List': grpc.unary_unary_rpc_method_handler(
-                    servicer.List,
-                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListChunksRequest.FromString,
-                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListChunksResponse.SerializeToString,
             ),
             'PutManifest': grpc.unary_unary_rpc_method_handler(
                     servicer.PutManifest,
@@ -416,60 +382,6 @@ class KvStore:
             '/kvquilt.v1.KvStore/Get',
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.GetRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.GetResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Delete(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/kvquilt.v1.KvStore/Delete',
-            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteChunksRequest.SerializeToString,
-            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteChunksResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def List(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/kvquilt.v1.KvStore/List',
-            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListChunksRequest.SerializeToString,
-            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListChunksResponse.FromString,
             options,
             channel_credentials,
             insecure,

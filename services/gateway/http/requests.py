@@ -95,12 +95,13 @@ class ChatRequest(_Lenient):
     n: int | None = None
     stop: _Text | list[_Text] | None = None
 
-    collection: str | None = None
+    collection: _Text | None = None
     mode: str | None = None
     ratio: float | None = None
     adapter: _Text | None = None
     top_k: int | None = Field(None, ge=1, le=_MAX_NUMBER)
     refusal: str | None = None
+    shadow: bool | None = None
     tenant: str | None = None
     deadline_ms: int | None = Field(None, ge=1, le=_DAY_MS)
     ignore_eos: bool | None = None
@@ -154,6 +155,7 @@ class ChatRequest(_Lenient):
             retrieval=RetrievalOptions(self.top_k or 0),
             refusal=REFUSALS.of(self.refusal or "", "refusal"),
             preface=preface,
+            no_shadow=self.shadow is False,
         )
 
     def _sampling(self) -> SamplingParams:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shared.errors import InternalError, KvquiltError
 from shared.kv_format import storage_error
+from shared.private_files import DIRECTORY_MODE, FILE_MODE, open_private
 
 log = logging.getLogger(__name__)
 
@@ -28,18 +29,18 @@ class Disk:
         if path.is_dir():
             return
         self.make_dir(path.parent)
-        path.mkdir(exist_ok=True)
+        path.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
         self.sync_dir(path.parent)
 
     def append(self, path: Path, data: bytes) -> None:
         """Not yet durable: ``sync`` follows after the last piece."""
-        with open(path, "ab") as file:
+        with open(path, "ab", opener=open_private) as file:
             file.write(data)
 
     def allocate(self, path: Path, size_bytes: int) -> int:
         """A descriptor of a new file whose space is taken already: filling it cannot fail for want of space.
         Not durable."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
             if size_bytes:
                 os.posix_fallocate(fd, 0, size_bytes)
@@ -67,6 +68,11 @@ class Disk:
 
     def sync_dir(self, path: Path) -> None:
         _fsync(path)
+
+    def free_bytes(self, path: Path) -> int:
+        """What may still be written where ``path`` is."""
+        stats = os.statvfs(path)
+        return stats.f_bavail * stats.f_frsize
 
 
 class VolatileDisk(Disk):

@@ -15,6 +15,7 @@ from pathlib import Path
 from services.kv_store.blobs.disk import Disk, Stamp, stamp_of, storing
 from shared.errors import InvalidRequest, Unavailable
 from shared.kv_types import PIECE_BYTES
+from shared.private_files import FILE_MODE
 
 _OWN_PREFIX = "put-"
 
@@ -123,7 +124,7 @@ class Staging:
             self._disk.remove(path)
 
     def given(self, path: str | Path) -> Path:
-        """``path`` as a child of this directory.
+        """``path`` as a child of this directory; from now on its owner's alone.
 
         Raises:
             InvalidRequest: it is not a plain file here.
@@ -138,6 +139,7 @@ class Staging:
             raise InvalidRequest("path: there is no such file in the staging directory") from None
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
             raise InvalidRequest("path: not a plain file")
+        staged.chmod(FILE_MODE)
         return staged
 
     def clean(self, stale_s: float) -> None:

@@ -60,28 +60,38 @@ class Catalog:
     def __init__(self) -> None:
         self.documents: dict[str, Document] = {}
         self.pending: dict[str, Removal] = {}
-        self.newer: set[str] = set()  # what they refer to is not known
+        self.newer: set[str] = set()  # what they refer to is not known, and so
+        self.damaged: set[str] = set()  # of these
         self.references: Counter[str] = Counter()
         self._sorted: list[Key] | None = None
+
+    @property
+    def num_unknown(self) -> int:
+        """Documents that may refer to any chunk."""
+        return len(self.newer) + len(self.damaged)
 
     def load(self, name: str, data: bytes | None) -> None:
         """``data`` is what ``name`` holds now; None: it is gone.
 
         Raises:
-            ValueError: damaged, or under another's name; the catalog forgets it.
+            ValueError: damaged, or under another's name; what it refers to is not known any more.
         """
         self._forget(name)
         if data is None:
             return
         try:
             document = document_of(decode(data))
+            if not name.startswith("removed/") and name != name_of(document.key):
+                raise ValueError("it is another document's")
         except NewerFormat:
             self.newer.add(name)
             return
+        except ValueError:
+            if not name.startswith("removed/"):
+                self.damaged.add(name)
+            raise
         if name.startswith("removed/"):
             self.pending[name] = Removal(name, document.chunk_ids)
-        elif name != name_of(document.key):
-            raise ValueError("it is another document's")
         else:
             self.documents[name] = document
             self.references.update(document.chunk_ids)
@@ -122,6 +132,7 @@ class Catalog:
 
     def _forget(self, name: str) -> None:
         self.newer.discard(name)
+        self.damaged.discard(name)
         self.pending.pop(name, None)
         document = self.documents.pop(name, None)
         if document is not None:

@@ -6,6 +6,9 @@ The truth is the object store (``manifest_mirror``) or, without one, the home no
 A document that goes away leaves a manifest in ``removed/`` until its chunks are deleted: there it is a
 journal, so that a crash between removing the document and deleting its chunks leaves no chunk behind.
 
+What a damaged manifest refers to is not known. While neither of its two copies is whole, every chunk counts
+as referenced: no garbage goes, and nothing of what is removed.
+
 Long, because every change goes through the same steps under the same two locks: write, note, count again.
 """
 
@@ -21,11 +24,23 @@ from pathlib import Path
 
 from services.kv_store.blobs.disk import Disk, storing
 from services.kv_store.blobs.protocol import Blobs
+from services.kv_store.blobs.reserve import Reserve
 from services.kv_store.documents.catalog import Catalog, Document, Removal, name_of
+from services.kv_store.documents.manifest_copies import ManifestCopies
 from services.kv_store.documents.manifest_files import ManifestFiles
-from services.kv_store.documents.manifest_json import decode, encode
+from services.kv_store.documents.manifest_json import decode, encode, is_damaged
 from services.kv_store.documents.manifest_mirror import ManifestMirror
-from shared.errors import CorruptData, InvalidRequest, KvquiltError, NewerFormat, NotFound, Unavailable
+from services.kv_store.documents.manifest_scrub import damage_detail, look_at_both
+from shared.errors import (
+    CorruptData,
+    FailedPrecondition,
+    InvalidRequest,
+    KvquiltError,
+    NewerFormat,
+    NotFound,
+    Unavailable,
+)
+from shared.kv_reports import DamagedRecord
 from shared.kv_types import AlikeDocuments, Chain, Manifest, ManifestChunk, ManifestPage
 
 log = logging.getLogger(__name__)
@@ -53,12 +68,16 @@ class Documents:
         self._reading = threading.Lock()  # held while the catalog is looked at or changed, never for long
         with storing():
             self._files = ManifestFiles(directory, disk or Disk())
+            self._reserve = Reserve(directory / "reserve", disk or Disk())
+            self._reserve.hold()
             self._mirror = None if objects is None else ManifestMirror(self._files, objects)
-            self._manifests = self._mirror or self._files
+            self._copies = ManifestCopies(self._files)
+            self._manifests = self._mirror or self._copies
             if self._mirror is None:
                 self._files.now_mirrors(None)
-            self._catalog = self._scan(set_damaged_aside=True)
+            self._catalog = self._scan(mend=True)
         self.ready = self.sure = self._mirror is None
+        self._copied = self._mirror is not None
         self._failure: KvquiltError | None = None
         self._outage: KvquiltError | None = None
 
@@ -70,6 +89,19 @@ class Documents:
     def failure(self) -> KvquiltError | None:
         """Why they are not sure, or cannot be changed now, as far as is known. Does not block."""
         return self._outage if self.sure else self._failure
+
+    @property
+    def num_damaged(self) -> int:
+        """Documents of which no whole manifest is left, as far as is known. Does not block."""
+        return len(self._catalog.damaged)
+
+    def check_known(self) -> None:
+        """
+        Raises:
+            FailedPrecondition: it is not known what all documents refer to.
+        """
+        if self.num_damaged:
+            raise FailedPrecondition(damage_detail(self.num_damaged))
 
     def look(self) -> None:
         """Asks the object store whether it answers. Blocks.
@@ -86,8 +118,8 @@ class Documents:
             raise
 
     def references(self, chunk_id: str) -> int:
-        """Counts the documents that refer to the chunk, or may: documents of a later version are not read.
-        Does not block.
+        """Counts the documents that refer to the chunk, or may: documents of a later version are not read,
+        damaged ones cannot be. Does not block.
 
         Raises:
             Unavailable: not sure.
@@ -95,7 +127,7 @@ class Documents:
         if not self.sure:
             raise Unavailable(_UNSURE)
         with self._reading:
-            return self._catalog.references[chunk_id] + len(self._catalog.newer)
+            return self._catalog.references[chunk_id] + self._catalog.num_unknown
 
     def documents(self) -> list[Document]:
         """All, of all tenants, as far as they are known here. Does not block."""
@@ -103,10 +135,10 @@ class Documents:
             return list(self._catalog.documents.values())
 
     def pending(self) -> list[Removal]:
-        """Documents that are gone and whose chunks may still be stored; none while not sure. Does not
-        block."""
+        """Documents that are gone and whose chunks may still be stored; none while not sure, or while others
+        are damaged. Does not block."""
         with self._reading:
-            return list(self._catalog.pending.values()) if self.sure else []
+            return list(self._catalog.pending.values()) if self.sure and not self.num_damaged else []
 
     def finish(self, removal: Removal) -> None:
         """The chunks of ``removal`` that nothing refers to are deleted everywhere."""
@@ -138,7 +170,10 @@ class Documents:
         """
         name = name_of((tenant, collection, document_id))
         with self._change(name):
-            removal = self._note_removal(name)
+            removal = self._reserve.lend(lambda: self._note_removal(name))
+            if removal is None and name in self._catalog.damaged:
+                self._files.drop_aside(name)
+                removal = Removal(name, ())  # what it referred to becomes garbage
             if removal is not None:
                 self._manifests.remove(name)
         if removal is None:
@@ -198,6 +233,33 @@ class Documents:
                     return chain
         return None
 
+    def verify(self, repair: bool = False) -> list[DamagedRecord]:
+        """Reads both copies of every manifest; ``repair``: what is damaged is restored by the other one."""
+        self._make_ready()
+        with self._reading:
+            names = sorted({*self._catalog.documents, *self._catalog.damaged})
+        found: list[DamagedRecord] = []
+        for name in names:
+            with storing(), self._changing:
+                if name in self._catalog.documents or name in self._catalog.damaged:  # still
+                    found += look_at_both(name, self._files, self._manifests, repair)
+                    self._note_damage(name)
+        return found
+
+    def hold_reserve(self) -> None:
+        """Keeps room for removals again, once there is some."""
+        with storing(), self._changing:
+            self._reserve.hold()
+
+    def renew_copies(self) -> None:
+        """Once: second copies for manifests that have none, as in stores of earlier versions, or another one,
+        after a crash."""
+        if not self._copied:
+            for name in self._copies.differing():
+                with storing(), self._changing:
+                    self._copies.renew(name)
+            self._copied = True
+
     def sync(self) -> None:
         """Makes this node's manifests the bucket's, if they may differ."""
         touched: set[str] = set()
@@ -221,10 +283,11 @@ class Documents:
     def check_invariants(self) -> None:
         """The catalog is what this node's manifests say."""
         with self._changing, self._reading:
-            found = self._scan(set_damaged_aside=False)
+            found = self._scan(mend=False)
             assert self._catalog.documents == found.documents
             assert self._catalog.pending == found.pending
             assert self._catalog.newer == found.newer
+            assert self._catalog.damaged == found.damaged
             self._catalog.check_invariants()
 
     @contextmanager
@@ -257,11 +320,22 @@ class Documents:
         return removal
 
     def _reload(self, name: str) -> None:
+        data = self._files.read(name)
+        if data is not None and not is_damaged(data):
+            self._files.drop_aside(name)
         with self._reading:
-            try:
-                self._catalog.load(name, self._files.read(name))
-            except ValueError as error:
-                log.error("manifest %s is damaged: %s", name, error)
+            _load(self._catalog, name, data)
+            if data is None and self._files.is_aside(name):
+                self._catalog.damaged.add(name)
+
+    def _note_damage(self, name: str) -> None:
+        """What a document refers to stays known while this process lives; that it is damaged is told."""
+        data = self._files.read(name)
+        if data is None or is_damaged(data):
+            with self._reading:
+                self._catalog.damaged.add(name)
+        elif name in self._catalog.damaged:
+            self._reload(name)
 
     def _read(self, name: str) -> Manifest | None:
         """None: not there, or damaged."""
@@ -280,11 +354,11 @@ class Documents:
         if name not in self._catalog.documents:
             return None
         with self._changing:
-            healed = self._mirror is not None and self._mirror.heal(name)
-            if healed:
+            if self._manifests.heal(name):
                 self._reload(name)
         manifest = self._read(name)
         if manifest is None and name in self._catalog.documents:
+            self._note_damage(name)
             raise CorruptData("the document's manifest is damaged; ingest the document again")
         return manifest
 
@@ -292,17 +366,28 @@ class Documents:
         if not self.ready:
             self.sync()
 
-    def _scan(self, set_damaged_aside: bool) -> Catalog:
+    def _scan(self, mend: bool) -> Catalog:
+        """``mend``: what is damaged is restored from its second copy, or set aside until the object store has
+        a whole one, or the document is ingested again."""
         catalog = Catalog()
         for name in self._files.names():
-            try:
-                catalog.load(name, self._files.read(name))
-            except ValueError as error:
-                # and wait for the object store's copy, or for the document to be ingested again
-                if set_damaged_aside:
-                    log.error("manifest %s is damaged (%s); set aside", name, error)
-                    self._files.set_aside(name)
+            if _load(catalog, name, self._files.read(name)) or not mend:
+                continue
+            healed = self._mirror is None and self._copies.heal(name)
+            if not (healed and _load(catalog, name, self._files.read(name))):
+                self._files.set_aside(name)
+        catalog.damaged.update(name for name in self._files.aside() if name not in catalog.documents)
         return catalog
+
+
+def _load(catalog: Catalog, name: str, data: bytes | None) -> bool:
+    """Whether it is whole."""
+    try:
+        catalog.load(name, data)
+    except ValueError as error:
+        log.error("manifest %s is damaged: %s", name, error)
+        return False
+    return True
 
 
 def _summary(manifest: Manifest) -> Manifest:

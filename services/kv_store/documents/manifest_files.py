@@ -1,6 +1,7 @@
 """Manifests as files of the home node: the truth where there is no object store, else its mirror.
 
 <directory>/manifests/<tenant>/<collection>/<hash of document id>.json    the documents
+<directory>/manifests/<tenant>/<collection>/<hash>.damaged                what could not be read, kept for the operator
 <directory>/removed/<number>.json                                         documents that are gone, their chunks still to be deleted
 <directory>/bucket.json                                                   whose mirror this is; absent: nobody's
 """  # noqa: E501
@@ -16,18 +17,20 @@ from services.kv_store.blobs.disk import Disk
 from services.kv_store.blobs.protocol import Blobs, BlobStat, list_all
 from services.kv_store.blobs.staging import Staging
 
-_FOLDERS = ("manifests/", "removed/")
+DOCUMENTS = "manifests/"
+_FOLDERS = (DOCUMENTS, "removed/")
+_ASIDE = ".damaged"
 _NAME = re.compile(
     r"manifests/(?!\.)[A-Za-z0-9._-]+/(?!\.)[A-Za-z0-9._-]+/[0-9a-f]{40}\.json|removed/[0-9a-f]{32}\.json"
 )
 _BUCKET = "bucket.json"
 
 
-def manifests_in(blobs: Blobs) -> Iterator[BlobStat]:
-    """Names become paths: others than ours are not for us."""
+def manifests_in(blobs: Blobs, below: str = "") -> Iterator[BlobStat]:
+    """``below``: a folder. Names become paths: others than ours are not for us."""
     for folder in _FOLDERS:
-        for blob in list_all(blobs, folder):
-            if _NAME.fullmatch(blob.name):
+        for blob in list_all(blobs, below + folder):
+            if _NAME.fullmatch(blob.name.removeprefix(below)):
                 yield blob
 
 
@@ -41,8 +44,8 @@ class ManifestFiles:
         for folder in _FOLDERS:
             self._disk.make_dir(directory / folder)
 
-    def names(self) -> Iterator[str]:
-        return (blob.name for blob in manifests_in(self._blobs))
+    def names(self, below: str = "") -> Iterator[str]:
+        return (blob.name for blob in manifests_in(self._blobs, below))
 
     def read(self, name: str) -> bytes | None:
         try:
@@ -65,8 +68,30 @@ class ManifestFiles:
     def set_aside(self, name: str) -> None:
         """Keeps a damaged one for the operator under another name."""
         path = self._directory / name
-        self._disk.rename(path, path.with_suffix(".damaged"))
+        self._disk.rename(path, path.with_suffix(_ASIDE))
         self._disk.sync_dir(path.parent)
+
+    def put_aside(self, name: str, data: bytes) -> None:
+        """Keeps a document's damaged bytes as if they had been set aside here."""
+        if name.startswith(DOCUMENTS):
+            self._blobs.put(name.removesuffix(".json") + _ASIDE, data)
+
+    def aside(self) -> Iterator[str]:
+        """Names of the documents that were set aside."""
+        for path in (self._directory / DOCUMENTS).glob(f"*/*/*{_ASIDE}"):
+            yield str(path.relative_to(self._directory).with_suffix(".json"))
+
+    def is_aside(self, name: str) -> bool:
+        return name.startswith(DOCUMENTS) and self._aside(name).exists()
+
+    def drop_aside(self, name: str) -> None:
+        """What was set aside is needed no more."""
+        if self.is_aside(name):
+            self._disk.remove(self._aside(name))
+            self._disk.sync_dir(self._aside(name).parent)
+
+    def read_aside(self, name: str) -> bytes:
+        return self._aside(name).read_bytes()
 
     def bucket(self) -> bytes | None:
         """The marker of the bucket whose mirror this is."""
@@ -78,3 +103,6 @@ class ManifestFiles:
             self.remove(_BUCKET)
         elif self.bucket() != bucket:
             self.put(_BUCKET, bucket)
+
+    def _aside(self, name: str) -> Path:
+        return (self._directory / name).with_suffix(_ASIDE)

@@ -56,5 +56,16 @@ def decode(data: bytes) -> Manifest:
         raise ValueError(f"another version of this program wrote it: {error}") from None
 
 
+def is_damaged(data: bytes) -> bool:
+    """One that a later version wrote is not, for all that we can tell."""
+    try:
+        decode(data)
+    except ValueError:
+        return True
+    except NewerFormat:
+        pass
+    return False
+
+
 def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}

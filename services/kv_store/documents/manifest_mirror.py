@@ -21,7 +21,7 @@ from hashlib import md5
 
 from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.documents.manifest_files import ManifestFiles, manifests_in
-from services.kv_store.documents.manifest_json import decode
+from services.kv_store.documents.manifest_json import decode, is_damaged
 from shared.errors import FailedPrecondition, NewerFormat, NotFound
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 MARKER = "kvquilt.json"
 _LAYOUT_VERSION = 1
 _MOST_AT_ONCE = 16
-_DAMAGED_S = -math.inf
 
 
 class ManifestMirror:
@@ -50,10 +49,17 @@ class ManifestMirror:
         self._objects.delete(name)
         self._files.remove(name)
 
+    def second(self, name: str) -> bytes | None:
+        """The bucket's, whatever it holds; None: there is none."""
+        return self._fetch(name)
+
+    def put_second(self, name: str, data: bytes) -> None:
+        self._objects.put(name, data)
+
     def heal(self, name: str) -> bool:
         """Fetches one whose file is damaged or lost; whether there was a good one."""
         data = self._fetch(name)
-        if data is None or _is_damaged(data):
+        if data is None or is_damaged(data):
             return False
         self._files.put(name, data)
         return True
@@ -89,13 +95,14 @@ class ManifestMirror:
         theirs, ours = self._fetch(name), self._files.read(name)
         if theirs is None or theirs == ours:
             return
-        if not _is_damaged(theirs):
+        if not is_damaged(theirs):
             self._files.put(name, theirs)
-        elif ours is not None and not _is_damaged(ours):
+        elif ours is not None and not is_damaged(ours):
             log.warning("the object of manifest %s is damaged; it is restored from this node's", name)
             self._objects.put(name, ours)
         else:
             log.error("manifest %s is damaged in the object store; the document must be ingested again", name)
+            self._files.put_aside(name, theirs)
 
     def _merge(self, name: str) -> None:
         """Both were truths, so the document that was made later counts."""
@@ -144,16 +151,12 @@ def _each(call: Callable[[str], None], names: Iterable[str]) -> None:
             pass
 
 
-def _is_damaged(data: bytes) -> bool:
-    return _created_s(data) == _DAMAGED_S
-
-
 def _created_s(data: bytes) -> float:
     """When the document was made: before all others if the bytes are damaged, after them if a later version
     of this program wrote them."""
     try:
         return decode(data).created_s
     except ValueError:
-        return _DAMAGED_S
+        return -math.inf
     except NewerFormat:
         return math.inf

@@ -1,6 +1,7 @@
 """Pins: documents and collections whose chunks stay in the nodes' tiers, whatever else is read.
 
-What is pinned is written down as one small blob beside the manifests, by the home node; the chunks that it
+What is pinned is written down as one small blob beside the manifests, and once more as its copy, by the home
+node; the chunks that it
 means follow from the documents there are, so a pinned collection includes what is added later. The other
 nodes ask for the set when its version changes.
 """
@@ -11,17 +12,19 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 
 from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.documents.catalog import Document
 from services.kv_store.documents.sealed_json import seal, unseal, unseal_lines
-from shared.errors import NotFound, StorageFull, Unavailable
+from shared.errors import KvquiltError, NotFound, StorageFull, Unavailable
+from shared.kv_reports import DamagedRecord
 from shared.kv_types import PinnedChunks
 
 log = logging.getLogger(__name__)
 
-BLOB = "pins.json"
+BLOB, COPY = "pins.json", "pins.copy.json"
 _LARGEST_SHARE = 0.9
 
 
@@ -45,13 +48,25 @@ class Pins:
         self._blobs, self._documents = blobs, documents
         self._lock = threading.Lock()
         self._pins: frozenset[Pin] | None = None
+        self.damaged = False
+        """Neither copy is whole: nothing is pinned until somebody pins it again."""
         self._known: tuple[Sequence[Document], PinnedChunks] = [], _NOTHING
 
     def load(self) -> None:
         """Reads what was written down, once. Raises what ``Blobs`` raise."""
         with self._lock:
             if self._pins is None:
-                self._pins = _load(self._blobs)
+                self._pins, self.damaged = _load(self._blobs)
+
+    def verify(self, repair: bool = False) -> list[DamagedRecord]:
+        """Reads both copies; ``repair``: a damaged one is restored by the other one."""
+        self.load()
+        with self._lock:
+            found = [name for name in (BLOB, COPY) if _is_damaged(_read(self._blobs, name))]
+            restored = repair and bool(found) and not self.damaged
+            if restored:
+                self._write(self._pins or frozenset())
+        return [DamagedRecord(name, "it fails its checksum", restored) for name in found]
 
     def of(self, tenant: str) -> list[Pin]:
         self.load()
@@ -76,8 +91,8 @@ class Pins:
         """Written down before it holds. Raises like ``with_change``."""
         pins = self.with_change(pin, unpin)
         with self._lock:
-            self._blobs.put(BLOB, seal({"pins": [astuple(p) for p in sorted(pins)]}))
-            self._pins = pins
+            self._write(pins)
+            self._pins, self.damaged = pins, False
 
     def documents_of(self, pins: Collection[Pin]) -> list[Document]:
         return [
@@ -102,7 +117,17 @@ class Pins:
             return self._known[1]
 
     def check_invariants(self) -> None:
-        assert self._pins is None or self._pins == _load(self._blobs)
+        assert self._pins is None or self._pins == _load(self._blobs)[0]
+
+    def _write(self, pins: frozenset[Pin]) -> None:
+        data = seal({"pins": [astuple(p) for p in sorted(pins)]})
+        self._blobs.put(BLOB, data)
+        try:
+            self._blobs.put(COPY, data)
+        except KvquiltError as error:  # an older copy would be worse than none
+            log.warning("the pins have no second copy: %s", error.detail)
+            with suppress(KvquiltError):
+                self._blobs.delete(COPY)
 
 
 def check_room(num_bytes: int, capacities: Mapping[str, int]) -> None:
@@ -124,15 +149,38 @@ def _version(ids: frozenset[str]) -> str:
     return hashlib.blake2b("\n".join(sorted(ids)).encode(), digest_size=16).hexdigest()
 
 
-def _load(blobs: Blobs) -> frozenset[Pin]:
-    """Damaged ones are forgotten: pins are a convenience, and whoever set them can set them again."""
-    try:
-        data = b"".join(blobs.read(BLOB))
-    except NotFound:
-        return frozenset()
-    try:
-        pins = unseal(data)["pins"] if data.startswith(b"{") else unseal_lines(data)
-    except (ValueError, KeyError):
+def _load(blobs: Blobs) -> tuple[frozenset[Pin], bool]:
+    """What either copy says, the first one rather, and whether there was something of which neither says
+    anything: pins are a convenience, and whoever set them can set them again."""
+    written = [data for name in (BLOB, COPY) if (data := _read(blobs, name)) is not None]
+    for data in written:
+        if not _is_damaged(data):
+            return _parse(data), False
+    if written:
         log.error("the list of pins is damaged; nothing is pinned any more")
-        return frozenset()
+    return frozenset(), bool(written)
+
+
+def _read(blobs: Blobs, name: str) -> bytes | None:
+    try:
+        return b"".join(blobs.read(name))
+    except NotFound:
+        return None
+
+
+def _parse(data: bytes) -> frozenset[Pin]:
+    """
+    Raises:
+        ValueError, KeyError: it is not what was written.
+    """
+    pins = unseal(data)["pins"] if data.startswith(b"{") else unseal_lines(data)
     return frozenset(Pin(*fields) for fields in pins)
+
+
+def _is_damaged(data: bytes | None) -> bool:
+    try:
+        if data is not None:
+            _parse(data)
+    except (ValueError, KeyError, TypeError):
+        return True
+    return False

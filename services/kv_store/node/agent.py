@@ -10,12 +10,14 @@ from itertools import islice
 from pathlib import Path
 
 from services.kv_store.documents.documents import Documents
+from services.kv_store.documents.manifest_scrub import damage_detail
 from services.kv_store.documents.quotas import QuotaConfig
 from services.kv_store.fetching.flight import Flights
 from services.kv_store.fetching.nodes import Neighbours, Nodes
 from services.kv_store.fetching.sources import PeerSearch
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.node.home import HomeDocuments
+from services.kv_store.tiers.chunk_files import check_identity
 from services.kv_store.tiers.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_id, check_chunk_ids
 from services.kv_store.tiers.files import FileCopy
 from services.kv_store.tiers.object_chunks import all_objects
@@ -23,12 +25,13 @@ from services.kv_store.upkeep.upkeep import Upkeep
 from shared.clients.health import ServiceHealth
 from shared.errors import FailedPrecondition, InvalidRequest, KvquiltError
 from shared.kv_reports import NodeStats, StoreStats
-from shared.kv_types import ChunkPage, ChunkStat, OpenedChunk, PeerCopy
+from shared.kv_types import ChunkPage, ChunkStat, OpenedChunk, Origin, PeerCopy
 from shared.request import RequestContext
 
 log = logging.getLogger(__name__)
 SERVICE = "kv_store"
 _LATELY_S = 600.0
+_LEAST_ROOM_BYTES = 16 << 20
 
 
 class Agent:
@@ -117,13 +120,20 @@ class Agent:
         chunk_id: str,
         size_bytes: int,
         pieces: AsyncIterator[bytes],
-        replace: bool = False,
+        origin: Origin | None = None,
     ) -> bool:
         if size_bytes < 1:
             raise InvalidRequest(f"size_bytes: must be at least 1, got {size_bytes}")
-        if not replace and await self._tiers.exists(check_chunk_id(chunk_id)):
+        if await self._tiers.exists(check_chunk_id(chunk_id)):
             return True
-        return await self._tiers.put(chunk_id, await self._receive(size_bytes, pieces), replace)
+        staged = await self._receive(size_bytes, pieces)
+        if origin is not None:
+            try:
+                await asyncio.to_thread(check_identity, staged, chunk_id, ctx.tenant, origin)
+            except BaseException:
+                self._tiers.disk.staging.discard(staged)
+                raise
+        return await self._tiers.put(chunk_id, staged)
 
     async def get(
         self, ctx: RequestContext, chunk_id: str, offset: int = 0, length: int | None = None
@@ -163,11 +173,22 @@ class Agent:
             "bytes": str(sum(t.num_bytes for t in tiers if t.tier != "memory")),
             "documents": str(self._documents.num_documents),
         }
-        failure = self._documents.failure
-        if failure is None:
-            return ServiceHealth(SERVICE, ready=True, facts=facts)
+        details = []
+        room_bytes = await asyncio.to_thread(self._tiers.disk.room_bytes)
+        if room_bytes < _LEAST_ROOM_BYTES:
+            details.append(
+                f"the disk where KV is kept is full ({room_bytes} bytes left), so nothing new is stored; "
+                "delete documents or enlarge the volume"
+            )
+        if failure := self._documents.failure:
+            details.append(failure.detail)
+        if num_damaged := self._documents.num_damaged:
+            details.append(damage_detail(num_damaged))
+        if self._upkeep.pins_damaged:
+            details.append("the list of pins is damaged, so nothing is pinned; pin again what should be")
         # what an outage takes away comes back by itself
-        return ServiceHealth(SERVICE, failure.retryable, failure.detail, facts)
+        ready = failure is None or failure.retryable
+        return ServiceHealth(SERVICE, ready, "; ".join(details), facts)
 
     async def close(self) -> None:
         await self._tiers.close()

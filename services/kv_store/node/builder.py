@@ -19,6 +19,7 @@ from services.kv_store.fetching.nodes import Nodes
 from services.kv_store.node.agent import Agent
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.tiers.builder import Machine, OwnTiers
+from shared.private_files import make_private
 
 
 class Streaming(Protocol):
@@ -59,6 +60,7 @@ def build_node(
         StorageFull, InternalError: the directory cannot be used.
     """
     machine = machine or Machine()
+    make_private(Path(config.directory))
     tiers, own = build_tiers(config, objects, machine)
     at_home = nodes.home() == node_id
     documents = Documents(Path(config.directory), machine.disk, objects if at_home else None)

@@ -6,14 +6,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import aclosing
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from services.kv_store.fetching.nodes import Call, Nodes, ask, ask_all, merged_page, on_node
+from services.kv_store.fetching.nodes import Call, Nodes, ask, on_node
 from services.kv_store.node.agent import SERVICE
-from services.kv_store.tiers.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_ids
+from services.kv_store.tiers.chunk_names import check_chunk_ids
 from shared.clients.health import ServiceHealth
 from shared.errors import NotFound, Unavailable
 from shared.kv_reports import StoreStats, VerifyProgress
 from shared.kv_stores import NodeAgent
-from shared.kv_types import ChunkPage, ChunkStat, OpenedChunk
+from shared.kv_types import ChunkStat, OpenedChunk, Origin
 from shared.request import RequestContext
 
 Params = ParamSpec("Params")
@@ -40,7 +40,6 @@ class ClusterStore:
     delete_manifest = _by_home(NodeAgent.delete_manifest)
     count_documents = _by_home(NodeAgent.count_documents)
     chain = _by_home(NodeAgent.chain)
-    delete = _by_home(NodeAgent.delete)
     collect_garbage = _by_home(NodeAgent.collect_garbage)
     pin = _by_home(NodeAgent.pin)
     list_pins = _by_home(NodeAgent.list_pins)
@@ -87,15 +86,14 @@ class ClusterStore:
         chunk_id: str,
         size_bytes: int,
         pieces: AsyncIterator[bytes],
-        replace: bool = False,
+        origin: Origin | None = None,
     ) -> bool:
         found, _ = await self._find(ctx, [chunk_id])
-        if found and not replace:
+        if found:
             return True
-        stored = await self._at(
-            self._own_node_id, lambda store: store.put(ctx, chunk_id, size_bytes, pieces, replace)
+        return await self._at(
+            self._own_node_id, lambda store: store.put(ctx, chunk_id, size_bytes, pieces, origin)
         )
-        return stored or bool(found)
 
     async def get(
         self, ctx: RequestContext, chunk_id: str, offset: int = 0, length: int | None = None
@@ -111,13 +109,6 @@ class ClusterStore:
         async with aclosing(store.get(ctx, chunk_id, offset, length)) as pieces:
             async for piece in pieces:
                 yield piece
-
-    async def list_page(self, ctx: RequestContext, start_after: str = "", limit: int = 0) -> ChunkPage:
-        limit = min(limit or DEFAULT_PAGE, LARGEST_PAGE)
-        pages = await ask_all(
-            self._nodes, self._nodes.ids(), lambda store: store.list_page(ctx, start_after, limit)
-        )
-        return merged_page(list(pages.values()), limit)
 
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         nodes = [node_id] if node_id else [n for n in self._nodes.ids() if n in self._readers]

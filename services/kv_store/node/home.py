@@ -41,7 +41,9 @@ class HomeDocuments:
         async with self._catalog_lock:
             if self._neighbours.is_home:
                 await asyncio.to_thread(self._documents.sync)
+                await asyncio.to_thread(self._documents.renew_copies)
                 await self._delete_pending(ctx)
+                await asyncio.to_thread(self._documents.hold_reserve)
 
     async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
         self._neighbours.check_home()

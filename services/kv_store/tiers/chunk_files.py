@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from shared.errors import CorruptData, NewerFormat, NotFound
-from shared.kv_format import ChunkSummary, verify_chunk
+from shared.errors import CorruptData, InvalidRequest, NewerFormat, NotFound
+from shared.identity import chunk_identity, ids_hash
+from shared.kv_format import ChunkSummary, inspect_chunk, verify_chunk
+from shared.kv_types import Origin
 
 
 def verified(path: Path, chunk_id: str) -> ChunkSummary:
@@ -19,6 +21,23 @@ def verified(path: Path, chunk_id: str) -> ChunkSummary:
     if summary.header.chunk_id != chunk_id:
         raise CorruptData(f"chunk {chunk_id}: the file holds another chunk")
     return summary
+
+
+def check_identity(path: Path, chunk_id: str, tenant: str, origin: Origin) -> None:
+    """Looks whether the token ids, the model and the prefix that the file names make the identity that it is
+    to be stored under. That its KV was computed from them, nobody but the model can tell.
+
+    Raises:
+        NotFound, CorruptData, NewerFormat: it is not a whole file.
+        InvalidRequest: they make another one.
+    """
+    header = inspect_chunk(path).header
+    made_of = (tenant, header.model_fingerprint, origin.prefix_ids, header.token_ids, origin.parent_id)
+    if header.prefix_hash != ids_hash(origin.prefix_ids) or chunk_identity(*made_of) != chunk_id:
+        raise InvalidRequest(
+            f"chunk_id: {chunk_id} is not the identity of what the file holds; give tenant, prefix_ids and "
+            "parent_id of the chunk as its document has them"
+        )
 
 
 def is_damaged(path: Path, chunk_id: str) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.kv_store.blobs.directory import DirectoryBlobs
-from services.kv_store.blobs.disk import Disk
+from services.kv_store.blobs.disk import Disk, storing
 from services.kv_store.blobs.protocol import list_all
 from services.kv_store.blobs.staging import Staging
 from services.kv_store.tiers.chunk_names import CHUNKS, blob_of, chunk_of
@@ -36,14 +36,25 @@ class TierFiles:
     """Thread-safe, and knows nothing by itself: the file system is asked every time."""
 
     def __init__(self, directory: Path, staging: Staging, disk: Disk | None) -> None:
+        self._directory = directory
         self.cache = DirectoryBlobs(directory / "cache", staging, disk, durable=False)
         self.primary = DirectoryBlobs(directory, staging, disk)
+        self._disk = disk or Disk()
 
     def blobs(self, primary: bool) -> DirectoryBlobs:
         return self.primary if primary else self.cache
 
     def path_of(self, copy: FileCopy) -> Path:
         return self.blobs(copy.primary).path_of(blob_of(copy.chunk_id))
+
+    def free_bytes(self) -> int:
+        with storing():
+            return self._disk.free_bytes(self._directory)
+
+    def sync_removal(self, copy: FileCopy) -> None:
+        """Makes it durable that the copy is gone."""
+        with storing():
+            self._disk.sync_dir(self.path_of(copy).parent)
 
     def find(self, chunk_id: str, copies_only: bool = False) -> FileCopy | None:
         for primary in [False] if copies_only else [True, False]:

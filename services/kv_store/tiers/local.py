@@ -175,6 +175,12 @@ class LocalTier:
             self._uses[chunk_id] += 1
             return self._uses[chunk_id]
 
+    def room_bytes(self) -> int:
+        """What its disk can still take, evictable copies made room for."""
+        free = self._files.free_bytes()
+        with self._lock:
+            return free + self._queue.num_bytes
+
     def stats(self) -> list[TierStats]:
         """One for the copies, one for primary ones if those are called differently."""
         with self._lock:
@@ -290,8 +296,13 @@ class LocalTier:
             self._files.primary.commit(blob_of(chunk_id))
 
     def remove(self, chunk_id: str) -> bool:
-        """Whether it was there. Who reads it goes on."""
-        return self.remove_if(chunk_id, lambda: True)
+        """Whether it was there; it does not come back, also when the machine loses power. Who reads it goes
+        on."""
+        copy = self.find(chunk_id)
+        removed = self.remove_if(chunk_id, lambda: True)
+        if removed and copy is not None:
+            self._files.sync_removal(copy)
+        return removed
 
     def remove_if(self, chunk_id: str, condition: Callable[[], bool]) -> bool:
         with self._lock:

@@ -10,6 +10,8 @@ import shutil
 from pathlib import Path
 from typing import Self
 
+from shared.private_files import DIRECTORY_MODE, make_private
+
 log = logging.getLogger(__name__)
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -30,9 +32,10 @@ class MemoryDirectory:
     def claim(cls, path: Path) -> Self | None:
         """None: there is no shared memory, or the directory is somebody else's."""
         try:
-            path.mkdir(parents=path.parent != SHARED_MEMORY, exist_ok=True)
+            path.mkdir(DIRECTORY_MODE, parents=path.parent != SHARED_MEMORY, exist_ok=True)
             if path.is_symlink() or path.stat().st_uid != os.geteuid():
                 raise PermissionError("it belongs to somebody else")
+            make_private(path)
             fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,10 +8,12 @@ it is there. So a clock that jumps costs time at worst.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from services.kv_store.blobs.protocol import Blobs
+from shared.errors import InvalidRequest
 from shared.kv_reports import CollectedGarbage
 from shared.kv_types import ChunkPage, DeletedChunks
 from shared.request import RequestContext
@@ -43,7 +45,13 @@ class Shelves(Protocol):
 async def collect(
     ctx: RequestContext, shelves: Shelves, references: Callable[[str], int], grace_s: float, dry_run: bool
 ) -> CollectedGarbage:
-    """One round over everything. ``num_bytes`` counts a chunk once, however many copies go."""
+    """One round over everything. ``num_bytes`` counts a chunk once, however many copies go.
+
+    Raises:
+        InvalidRequest: ``grace_s`` is no span of time.
+    """
+    if not 0 <= grace_s < math.inf:
+        raise InvalidRequest(f"grace_s: must be a number of seconds that is not negative, got {grace_s:g}")
     num_chunks = num_bytes = num_kept = 0
     now_s = await shelves.now_s()
     after, truncated = "", True

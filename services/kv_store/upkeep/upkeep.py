@@ -25,7 +25,7 @@ from services.kv_store.node.copies import NodeCopies
 from services.kv_store.upkeep.garbage import collect, keeper_now_s, young
 from services.kv_store.upkeep.scrub import Scrub, scrub_cluster
 from shared.errors import KvquiltError, Unavailable
-from shared.kv_reports import CollectedGarbage, TenantStats, VerifyProgress
+from shared.kv_reports import CollectedGarbage, DamagedRecord, TenantStats, VerifyProgress
 from shared.kv_stores import NodeAgent
 from shared.kv_types import ChunkPage, DeletedChunks, Manifest, PinnedChunks, PinnedDocuments
 from shared.request import RequestContext, check_name
@@ -68,6 +68,8 @@ class Upkeep:
         updates = scrub.run(ctx)
         if is_home:
             await asyncio.to_thread(self._documents.sync)
+            if records := await asyncio.to_thread(self._verify_records, repair):
+                yield VerifyProgress(0, 0, damaged_records=records)
             peers = {n: partial(self._verify_peer, ctx, n, repair) for n in self._neighbours.ids}
             updates = scrub_cluster(ctx, scrub, peers, self._referenced, partial(self._stored, ctx))
         async with aclosing(updates) as progress:
@@ -80,6 +82,9 @@ class Upkeep:
         peer = await self._neighbours.nodes.store(node_id)
         async for progress in peer.verify(ctx, repair):
             yield progress
+
+    def _verify_records(self, repair: bool) -> tuple[DamagedRecord, ...]:
+        return (*self._documents.verify(repair), *self._pins.verify(repair))
 
     def _referenced(self) -> set[str]:
         return {c for d in self._documents.documents() for c in d.chunk_ids}
@@ -97,6 +102,7 @@ class Upkeep:
     ) -> CollectedGarbage:
         self._neighbours.check_home()
         await asyncio.to_thread(self._documents.sync)
+        self._documents.check_known()
         return await collect(ctx, self, self._documents.references, grace_s, dry_run)
 
     async def now_s(self) -> float:
@@ -127,6 +133,10 @@ class Upkeep:
         return young(ages, time.time(), grace_s) | {c for c in chunk_ids if self._tiers.leased(c)}
 
     # ---- pins
+
+    @property
+    def pins_damaged(self) -> bool:
+        return self._pins.damaged
 
     async def pin(
         self, ctx: RequestContext, collection: str, document_id: str = "", unpin: bool = False

@@ -10,7 +10,8 @@ import torch
 
 from shared.engine.attention import Backend, Lane
 from shared.engine.backends.reference import ReferenceBackend
-from shared.engine.kv.segment import Branch, Placement, Segment
+from shared.engine.kv.branch import Branch, Placement
+from shared.engine.kv.segment import Segment
 from shared.engine.model.rounding import relative_error
 from shared.engine.model.spec import ModelSpec
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from shared.engine.attention import Lane, Piece, Visit, pieces_of
 from shared.engine.backends.kernels import Kernel
+from shared.engine.kv.branch import Tempering
 from shared.engine.kv.exclusion import Excluded
-from shared.engine.kv.segment import Segment, Tempering
+from shared.engine.kv.segment import Segment
 from shared.engine.model.rope import Rotation
 from shared.engine.model.spec import ModelSpec
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention import Lane
-from shared.engine.kv.segment import Placement, Places
+from shared.engine.kv.branch import Placement
+from shared.engine.kv.segment import Places
 from shared.engine.model.rope import Rotation
 from shared.engine.model.spec import ModelSpec
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from shared.engine.jobs.context import ContextJob, Question
+from shared.engine.kv.branch import Branch, Placement
 from shared.engine.kv.exclusion import Excluded
 from shared.engine.kv.residency import Entry
-from shared.engine.kv.segment import Branch, Placement
 from shared.engine.model.spec import ModelSpec
 from shared.generation.modes import Offsets
 from shared.identity import TokenIds

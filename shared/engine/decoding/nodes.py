@@ -12,7 +12,7 @@ from shared.engine.admission import check_ids
 from shared.engine.decoding.sampling import Draw
 from shared.engine.decoding.text import Growth
 from shared.engine.jobs.context import Grower, Host
-from shared.engine.kv.segment import Branch, Placement, Tempering
+from shared.engine.kv.branch import Branch, Placement, Tempering
 from shared.errors import ContextTooLong, FailedPrecondition, InvalidRequest, NotFound
 from shared.generation.forest import Merge
 from shared.identity import TokenIds

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from shared.engine.kv.segment import Branch
+from shared.engine.kv.branch import Branch
 
 
 def reachable(leaves: Iterable[Branch]) -> list[Branch]:

@@ -21,7 +21,7 @@ from shared.engine.decoding.text import Growth, TextStream
 from shared.engine.decoding.tree import compact
 from shared.engine.jobs.context import ContextJob, Grower, Question, Survey
 from shared.engine.jobs.job import Computed
-from shared.engine.kv.segment import Branch
+from shared.engine.kv.branch import Branch
 from shared.engine.modes.policy import prepare
 from shared.generation.told import BranchDoneEvent, FinishReason, TokenEvent
 

@@ -12,8 +12,8 @@ from shared.engine.decoding.sampling import Draw
 from shared.engine.decoding.text import Decode, Growth, TextStream
 from shared.engine.decoding.tree import reachable
 from shared.engine.jobs.job import BranchWork, Computed, Job, OwnPass
+from shared.engine.kv.branch import Branch, Tempering
 from shared.engine.kv.residency import Entry
-from shared.engine.kv.segment import Branch, Tempering
 from shared.engine.model.adapting import AdapterWeights
 from shared.engine.model.rope import Rotation
 from shared.engine.model.spec import ModelSpec

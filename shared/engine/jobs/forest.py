@@ -27,7 +27,7 @@ from shared.engine.decoding.sampling import Sampled, sample
 from shared.engine.decoding.tree import compact
 from shared.engine.jobs.context import ContextJob, Grower, Question, Survey
 from shared.engine.jobs.job import Computed
-from shared.engine.kv.segment import Branch
+from shared.engine.kv.branch import Branch
 from shared.engine.modes.policy import prepare
 from shared.engine.scheduler import Demand
 from shared.errors import InvalidRequest, KvquiltError

@@ -13,8 +13,8 @@ import torch
 from shared.engine.attention import Backend
 from shared.engine.decoding.sampling import Draw, Sampled
 from shared.engine.kv.arrival import Patience
+from shared.engine.kv.branch import Branch
 from shared.engine.kv.residency import Entry
-from shared.engine.kv.segment import Branch
 from shared.engine.model.adapting import AdapterWeights
 from shared.engine.model.model import LoadedModel
 from shared.generation.asked import GenerateRequest, PrefillRequest
@@ -61,6 +61,12 @@ class BranchWork:
     @property
     def whole(self) -> bool:
         return self.own_pass is not None
+
+    @property
+    def idle(self) -> bool:
+        return (
+            self.job is not None and isinstance(self.job.request, GenerateRequest) and self.job.request.idle
+        )
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from shared.engine.jobs.job import BranchWork, Computed, Job
-from shared.engine.kv.segment import Branch
+from shared.engine.kv.branch import Branch
 from shared.generation.asked import Chunk, PrefillRequest, chain_of, total_len
 from shared.generation.told import Usage
 

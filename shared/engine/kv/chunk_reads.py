@@ -82,6 +82,11 @@ class ChunkRead:
         self._arrival = segment.arrival
         self._num_left = len(segment.k_LKTD)
 
+    @property
+    def in_order(self) -> bool:
+        """See ``StoredSegment``."""
+        return self._stored.in_order
+
     def read(self, layer: int) -> None:
         """Each layer once, in any order, on any thread."""
         try:
@@ -127,21 +132,31 @@ class ChunkRead:
 
 
 class ReadList:
-    """Layers of chunks in the order in which they are read; threads take from it until it is empty."""
+    """Layers of chunks in the order in which they are read; threads take from it until it is empty. Where a
+    chunk's layers come in their order, one thread at a time has the chunk: of two that were on their way to
+    it, the one with the later layer could be there first."""
 
     def __init__(self, readings: Sequence[ChunkRead], num_layers: int) -> None:
-        self._turns: queue.SimpleQueue[tuple[int, ChunkRead]] = queue.SimpleQueue()
-        for layer in range(num_layers):
-            for reading in readings:
-                self._turns.put((layer, reading))
+        self._num_layers = num_layers
+        self._turns: queue.PriorityQueue[tuple[int, int, ChunkRead]] = queue.PriorityQueue()
+        for number, reading in enumerate(readings):
+            self._turns.put((0, number, reading))
 
     def work(self, closing: threading.Event) -> None:
         while True:
             try:
-                layer, reading = self._turns.get_nowait()
+                layer, number, reading = self._turns.get_nowait()
             except queue.Empty:
                 return
+            if not reading.in_order:
+                self._put(layer + 1, number, reading)
             if closing.is_set():
                 reading.give_up()
             else:
                 reading.read(layer)
+            if reading.in_order:
+                self._put(layer + 1, number, reading)
+
+    def _put(self, layer: int, number: int, reading: ChunkRead) -> None:
+        if layer < self._num_layers:
+            self._turns.put((layer, number, reading))

@@ -18,7 +18,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shared.engine.kv.segment import Branch, Segment
+from shared.engine.kv.branch import Branch
+from shared.engine.kv.segment import Segment
 from shared.errors import InvalidRequest
 from shared.generation.asked import Chunk
 from shared.identity import TokenIds

@@ -17,11 +17,12 @@ from shared.engine.decoding.forest import chunk_branch
 from shared.engine.inbox import Inbox
 from shared.engine.jobs.context import ContextJob
 from shared.engine.jobs.job import BranchWork, Computed, Job
+from shared.engine.kv.branch import Branch
 from shared.engine.kv.chunk_reads import FirstLayer, Loaded, Tell
 from shared.engine.kv.encodings import EXACT
 from shared.engine.kv.loader import FoundChain, Loader
 from shared.engine.kv.residency import Entry, Pool, State
-from shared.engine.kv.segment import Branch, Segment
+from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import ComputedChunk
 from shared.engine.model.spec import ModelSpec
 from shared.generation.asked import Chunk, chain_of

@@ -31,6 +31,11 @@ class ComputedChunk:
 class StoredSegment(Protocol):
     """KV of one chunk, readable layer by layer, by several threads at once. Closed by the engine."""
 
+    @property
+    def in_order(self) -> bool:
+        """Its layers come one after the other, as from a connection: asking for another one next is dear."""
+        ...
+
     def read_layer(self, layer: int, k_out_HTD: Tensor, v_out_HTD: Tensor) -> None:
         """Fills both tensors ([kv_heads, tokens, head_dim], contiguous, the model's dtype) with verified
         bytes. On a GPU in the order of the calling thread's current stream: what fills them is ordered when

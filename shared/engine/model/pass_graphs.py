@@ -29,7 +29,7 @@ from shared.engine.attention import Lane
 from shared.engine.backends.tables import Tables, TableSizes, Tiling
 from shared.engine.device_arrays import DeviceArrays
 from shared.engine.kv.arrival import Patience
-from shared.engine.kv.segment import Branch
+from shared.engine.kv.branch import Branch
 from shared.engine.model.adapting import AdaptedRows
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.rope import Angles

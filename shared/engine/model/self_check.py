@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shared.engine.attention import Lane, StepPlan
 from shared.engine.backends.reference import ReferenceBackend
-from shared.engine.kv.segment import Branch, Placement
+from shared.engine.kv.branch import Branch, Placement
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.rope import Rotation
 from shared.engine.model.rounding import TOLERANCE, relative_error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.engine.kv.segment import Tempering
+from shared.engine.kv.branch import Tempering
 from shared.engine.modes.policy import Policy
 from shared.generation.asked import GenerateRequest
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared.engine.kv.segment import Branch, Placement
+from shared.engine.kv.branch import Branch, Placement
 from shared.engine.model.rope import Rotation
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from shared.engine.attention import Backend, Lane, StepPlan
 from shared.engine.kv.arrival import Patience
-from shared.engine.kv.segment import Branch, Placement, Segment
+from shared.engine.kv.branch import Branch, Placement
+from shared.engine.kv.segment import Segment
 from shared.engine.model.adapting import AdapterWeights
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.rope import Rotation

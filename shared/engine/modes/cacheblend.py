@@ -10,8 +10,8 @@ from shared.engine.decoding.forest import placed_context
 from shared.engine.jobs.context import ContextJob, Survey
 from shared.engine.jobs.job import OwnPass
 from shared.engine.kv.arrival import Patience
+from shared.engine.kv.branch import Branch, Placement
 from shared.engine.kv.exclusion import Excluded
-from shared.engine.kv.segment import Branch, Placement
 from shared.engine.model.adapting import AdapterWeights
 from shared.engine.model.model import LoadedModel
 from shared.engine.modes.blender import Blend, Blender

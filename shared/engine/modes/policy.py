@@ -7,7 +7,7 @@ import functools
 import importlib
 
 from shared.engine.jobs.context import ContextJob
-from shared.engine.kv.segment import Branch, Tempering
+from shared.engine.kv.branch import Branch, Tempering
 from shared.generation.asked import GenerateRequest
 from shared.generation.modes import ReuseMode
 from shared.generation.told import SelectedEvent

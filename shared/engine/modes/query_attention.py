@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shared.engine.decoding.forest import placed_context, together
 from shared.engine.jobs.context import ContextJob, Question, Survey
-from shared.engine.kv.segment import Branch
+from shared.engine.kv.branch import Branch
 from shared.engine.modes.attention_probe import AttentionProbe
 from shared.engine.modes.policy import Policy
 from shared.engine.modes.token_selection import best, num_selected

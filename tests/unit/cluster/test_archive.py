@@ -15,6 +15,7 @@ from rich.console import Console
 from cluster.archive.tar import Archive
 from cluster.archive.transfer import Transferred, export_collection, import_collection
 from services.kv_store.documents.manifest_json import encode
+from services.kv_store.tiers.chunk_files import check_identity
 from shared.errors import (
     CorruptData,
     FailedPrecondition,
@@ -27,7 +28,7 @@ from shared.errors import (
 from shared.generation.described import ModelDescription
 from shared.identity import chunk_identity, ids_hash
 from shared.kv_format import verify_chunk, write_chunk
-from shared.kv_types import ChunkStat, Manifest, ManifestChunk
+from shared.kv_types import ChunkStat, Manifest, ManifestChunk, Origin
 from shared.request import RequestContext
 from tests.kv_chunks import header_of, kv_of
 
@@ -108,12 +109,14 @@ class Store:
         chunk_id: str,
         size_bytes: int,
         pieces: AsyncIterator[bytes],
-        replace: bool = False,
+        origin: Origin | None = None,
     ) -> bool:
         self._count()
         data = b"".join([piece async for piece in pieces])
         assert len(data) == size_bytes
         self.path(chunk_id).write_bytes(data)
+        assert origin is not None
+        check_identity(self.path(chunk_id), chunk_id, ctx.tenant, origin)
         assert verify_chunk(self.path(chunk_id)).header.chunk_id == chunk_id
         self.puts.append(chunk_id)
         return False

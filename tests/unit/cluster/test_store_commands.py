@@ -26,7 +26,15 @@ from cluster.cli.store_console import (
 )
 from cluster.cli.store_upkeep import migrate, print_findings, repair, verify
 from shared.documents import DocumentInfo, Stage, UpsertProgress
-from shared.kv_reports import DamagedCopy, NodeStats, StoreStats, TenantStats, TierStats, VerifyProgress
+from shared.kv_reports import (
+    DamagedCopy,
+    DamagedRecord,
+    NodeStats,
+    StoreStats,
+    TenantStats,
+    TierStats,
+    VerifyProgress,
+)
 from shared.kv_types import AlikeDocuments, ChunkStat
 from shared.request import RequestContext
 
@@ -228,6 +236,13 @@ async def test_verifying_gathers_all_damage_and_what_is_missing() -> None:
 
 
 async def test_a_whole_store_is_whole() -> None:
+    record = DamagedRecord("acme/books/1", "its manifest fails its checksum")
+    told = [VerifyProgress(0, 0, damaged_records=(record,)), VerifyProgress(9, 90)]
+    findings = await verify(console()[0], Store(told), CTX, repair=False)
+    assert findings.damaged_records == (record,)
+    shown, out = console()
+    print_findings(shown, findings)
+    assert "acme/books/1  damaged  its manifest fails its checksum" in out.getvalue()
     found = await verify(console()[0], Store([VerifyProgress(9, 90)]), CTX, repair=False)
     assert found == VerifyProgress(9, 90)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cluster.cli.training_collection import collection_examples
+from cluster.cli.training_collection import collection_examples, model_writer
 from cluster.paths import DEMO_MODEL
 from cluster.training.collection import examples_of, question_in, subjects_of
 from cluster.training.contexts import ContextMaker
@@ -28,6 +29,26 @@ def manifest(name: str, num_chunks: int) -> Manifest:
         for i in range(num_chunks)
     )
     return Manifest("t", "c", name, name.title(), chunks=chunks)
+
+
+def words(text: str) -> str:
+    return text.rstrip(".") + " say"
+
+
+class FakeWriter:
+    """A model that follows instructions: a question about each text, but none about those of ``silent``."""
+
+    def __init__(self, silent: Sequence[str] = ()) -> None:
+        self.silent = silent
+
+    def write(self, texts: Sequence[str], name: str) -> Iterator[str]:
+        for text in texts:
+            yield text if text in self.silent else f"What does {words(text)}? It says more."
+
+
+@contextmanager
+def fake_writer(served: TrainedModel) -> Iterator[FakeWriter]:
+    yield FakeWriter()
 
 
 class TestSubjects:
@@ -74,14 +95,37 @@ class TestQuestions:
     def test_are_one_line_about_the_text(self, written: str, question: str) -> None:
         assert question_in(written, CHUNK) == question
 
+    @pytest.mark.parametrize("written", ["What is the answer to this question?", "What does the text say?"])
+    def test_are_not_about_a_text_whose_small_words_they_share(self, written: str) -> None:
+        assert question_in(written, "This is what the harbour does, and what this text is about.") == ""
+
     def test_a_model_that_writes_none_is_refused(self) -> None:
-        served = TrainedModel(IngestionConfig(str(DEMO_MODEL), 96))
-        prompts = served.prompts()
         subjects = subjects_of([manifest("a", 4)], 2, 2, 2, seed=0)
-        with pytest.raises(
-            InvalidRequest, match=r"--collection: no questions can be generated: of 2 contexts .* --data"
+        with (
+            model_writer(TrainedModel(IngestionConfig(str(DEMO_MODEL), 96))) as writer,
+            pytest.raises(
+                InvalidRequest, match=r"--collection: no questions can be generated: of 2 contexts .* --data"
+            ),
         ):
-            examples_of(subjects, served.load(prompts), prompts, "notes", lambda done, of: None)
+            examples_of(subjects, writer, "notes", lambda done, of: None)
+
+    def test_that_were_written_stay_with_the_documents_that_they_are_about(self) -> None:
+        subjects = subjects_of([manifest("a", 4), manifest("b", 4)], 2, 2, 9, seed=0)
+        told: list[tuple[int, int]] = []
+        examples = examples_of(subjects, FakeWriter(), "notes", lambda done, of: told.append((done, of)))
+        assert [example.documents for example in examples] == [subject.documents for subject in subjects]
+        for example, subject in zip(examples, subjects, strict=True):
+            assert example.questions == tuple(f"What does {text}?" for text in map(words, subject.texts))
+        assert told == [(n, len(subjects)) for n in range(len(subjects) + 1)]
+
+    def test_contexts_without_any_are_left_out(self) -> None:
+        subjects = subjects_of([manifest("a", 6), manifest("b", 6)], 3, 2, 9, seed=0)
+        silent = subjects[1].texts
+        examples = examples_of(subjects, FakeWriter(silent), "notes", lambda done, of: None)
+        assert len(examples) == len(subjects) - 1
+        assert not [
+            q for example in examples for q in example.questions for text in silent if words(text) in q
+        ]
 
 
 class TestFiles:
@@ -89,7 +133,7 @@ class TestFiles:
         path = tmp_path / "out" / "collection.jsonl"
         documents = (
             ExampleDocument("Lease", "", (ExampleChunk(CHUNK, "Lease > Rent"), ExampleChunk("é"))),
-            ExampleDocument("", "plain text"),
+            ExampleDocument("", "plain\u2028text\x85\x0c"),
         )
         write_examples(path, [Example("x", documents, ("Who?", "When?"))])
         assert read_examples(path) == [Example(f"{path}, line 1", documents, ("Who?", "When?"))]
@@ -146,10 +190,32 @@ class FakeSession:
 
 
 class TestTheCommandsPart:
-    def examples(self, session: FakeSession, out: Path, collection: str = "c") -> list[Example]:
+    def examples(
+        self, session: FakeSession, out: Path, collection: str = "c", writer_of: Any = model_writer
+    ) -> list[Example]:
         options = {"out": out, "collection": collection, "contexts": 2, "seed": 0}
         served = TrainedModel(IngestionConfig(str(DEMO_MODEL), 96), num_chunks=2, num_questions=2)
-        return collection_examples(session, options, served, lambda done, of: None)  # type: ignore[arg-type]
+        of_session: Any = session
+        return collection_examples(of_session, options, served, lambda done, of: None, writer_of)
+
+    def test_what_is_trained_on_are_the_collections_documents_and_questions_about_them(
+        self, tmp_path: Path
+    ) -> None:
+        session = FakeSession(manifest("a", 4), manifest("b", 4))
+        made = self.examples(session, tmp_path / "out", writer_of=fake_writer)
+        assert len(made) == 2
+        for example in made:
+            texts = [chunk.text for document in example.documents for chunk in document.chunks]
+            assert example.questions
+            assert all(any(words(text) in question for text in texts) for question in example.questions)
+        again = self.examples(FakeSession(), tmp_path / "out", writer_of=fake_writer)
+        assert again == made, "neither the system nor the model is asked once more"
+        with pytest.raises(
+            InvalidRequest, match=r"collection.jsonl was made of 'c', not of 'd'; name another"
+        ):
+            self.examples(FakeSession(), tmp_path / "out", "d")
+        served = TrainedModel(IngestionConfig(str(DEMO_MODEL), 96, KvContext.DOCUMENT), num_chunks=2)
+        assert len(served.contexts(made, served.prompts(), seed=0)) == 2
 
     def test_a_collection_without_documents_is_not_found(self, tmp_path: Path) -> None:
         with pytest.raises(NotFound, match="--collection: 'd' has no documents; run `kvquilt ingest"):

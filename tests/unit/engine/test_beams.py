@@ -19,7 +19,8 @@ from shared.engine import Engine
 from shared.engine.decoding.beams import BeamSearch
 from shared.engine.decoding.tree import compact, reachable
 from shared.engine.jobs.answers import Answer
-from shared.engine.kv.segment import Branch, Segment
+from shared.engine.kv.branch import Branch
+from shared.engine.kv.segment import Segment
 from shared.errors import Cancelled, InvalidRequest
 from shared.generation.asked import Beams, EarlyStopping, GenerateRequest
 from shared.generation.modes import ReuseMode

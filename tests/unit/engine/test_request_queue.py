@@ -14,7 +14,7 @@ from shared.engine.endings import Endings
 from shared.engine.jobs.context import ContextJob, Grower, Host
 from shared.engine.jobs.job import Computed
 from shared.engine.jobs.prefill import PrefillJob
-from shared.engine.kv.segment import Branch
+from shared.engine.kv.branch import Branch
 from shared.engine.request_queue import RequestQueue
 from shared.engine.scheduler import Demand, Scheduler
 from shared.engine_config import EngineConfig

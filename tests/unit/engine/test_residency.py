@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from shared.engine.kv.branch import Branch
 from shared.engine.kv.residency import Entry, Pool, State
-from shared.engine.kv.segment import Branch, Segment
+from shared.engine.kv.segment import Segment
 from shared.engine.model.rope import RopeSpec
 from shared.engine.model.spec import ModelSpec
 from shared.errors import InvalidRequest

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.engine.scheduler import TILE, Demand, Scheduler, Slice
+from shared.engine.scheduler import IDLE_ROWS, TILE, Demand, Scheduler, Slice
 from shared.engine_config import EngineConfig
 
 
@@ -18,6 +18,7 @@ class Branch:
     num_pending: int
     num_done: int = 0
     whole: bool = False
+    idle: bool = False
 
 
 def scheduler(
@@ -45,6 +46,11 @@ def test_decoding_branches_get_their_row_before_a_long_prefill() -> None:
 def test_prefills_share_what_is_left_in_order_of_arrival() -> None:
     works = [Branch("old", 6), Branch("young", 50), Branch("youngest", 50)]
     assert rows(scheduler(10).pick(works)) == [[("old", 6), ("young", 4)]]
+
+
+def test_what_nobody_waits_for_takes_short_steps() -> None:
+    works = [Branch("idle", 500, idle=True), Branch("prefill", 500)]
+    assert rows(scheduler(1000).pick(works)) == [[("idle", IDLE_ROWS), ("prefill", 500)]]
 
 
 def test_a_budget_that_is_used_up_leaves_the_rest_for_the_next_step() -> None:

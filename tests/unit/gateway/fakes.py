@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from shared.errors import KvquiltError, Unavailable
+from shared.errors import KvquiltError, NotFound, Unavailable
 from shared.generation.described import ModelDescription
-from shared.generation.orders import GenerationOrder
+from shared.generation.modes import ReuseMode
+from shared.generation.orders import Auto, GenerationOrder
 from shared.generation.told import (
     BranchDoneEvent,
     ChosenEvent,
     DoneEvent,
     FinishReason,
     GenerationEvent,
+    ObeyedVerdict,
     SelectedEvent,
     Timings,
     TokenEvent,
     Usage,
 )
-from shared.kv_types import KvContext
+from shared.kv_types import KvContext, Manifest
 from shared.request import RequestContext
 from shared.search import Block, Filter, IndexedChunk, SearchHit, SearchMode, SearchResult
 
@@ -86,9 +88,22 @@ class FakeFetcher:
 
 
 @dataclass
+class FakeManifests:
+    """Documents by id."""
+
+    documents: dict[str, Manifest] = field(default_factory=dict)
+
+    async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
+        if document_id not in self.documents:
+            raise NotFound(f"no document {document_id!r}")
+        return self.documents[document_id]
+
+
+@dataclass
 class FakeGenerator:
     """Answers every question with its entry in ``answers``, a token per word, each sample alike.
-    ``failures``: before which event of which attempt to raise what."""
+    ``failures``: before which event of which attempt to raise what. ``reference``: answers of ``full``, if
+    others; ``verdict``: that ``auto`` obeys, with ``reordered``. ``suspended``: what it was told of it."""
 
     answers: dict[str, str]
     failures: list[tuple[int, KvquiltError] | None] = field(default_factory=list)
@@ -99,11 +114,21 @@ class FakeGenerator:
     describe_after: asyncio.Event | None = None
     selected: SelectedEvent | None = None
     chosen: ChosenEvent | None = None
+    reference: dict[str, str] = field(default_factory=dict)
+    verdict: ObeyedVerdict | None = None
+    suspended: list[tuple[str, str]] = field(default_factory=list)
+    max_positions: int = 1024
+
+    async def suspend(self, ctx: RequestContext, verdict: str, reason: str) -> bool:
+        self.suspended.append((verdict, reason))
+        return True
 
     async def describe(self, ctx: RequestContext) -> ModelDescription:
         if self.describe_after:
             await self.describe_after.wait()
-        return ModelDescription("tiny", self.fingerprint, "", (), "", "", 1024, "float32", 64, "cpu", (0,))
+        return ModelDescription(
+            "tiny", self.fingerprint, "", (), "", "", self.max_positions, "float32", 64, "cpu", (0,)
+        )
 
     async def generate(
         self, ctx: RequestContext, order: GenerationOrder
@@ -111,8 +136,7 @@ class FakeGenerator:
         self.asked.append(order)
         failure = self.failures.pop(0) if self.failures else None
         try:
-            questions = [str(question) for question in order.questions]
-            for position, event in enumerate(self._events(questions, order.sampling.n)):
+            for position, event in enumerate(self._events(order)):
                 if failure and failure[0] == position:
                     raise failure[1]
                 if self.hang_after == position:
@@ -121,9 +145,11 @@ class FakeGenerator:
         finally:
             self.closed += 1
 
-    def _events(self, questions: Sequence[str], n: int) -> list[GenerationEvent]:
+    def _events(self, order: GenerationOrder) -> list[GenerationEvent]:
+        questions, n = [str(question) for question in order.questions], order.sampling.n
+        answers = self.answers | (self.reference if order.reuse.mode is ReuseMode.FULL else {})
         events: list[GenerationEvent] = [self.selected] if self.selected else []
-        words = {i: self.answers[q].split(" ") for i, q in enumerate(questions)}
+        words = {i: answers[q].split(" ") for i, q in enumerate(questions)}
         for step in range(max(map(len, words.values()))):
             events += [
                 TokenEvent(i, sample, step + 5, (" " if step else "") + ws[step], -0.5, ((step + 5, -0.5),))
@@ -138,7 +164,7 @@ class FakeGenerator:
         ]
         events += [self.chosen] if self.chosen else []
         num_tokens = n * sum(map(len, words.values()))
-        return [
-            *events,
-            DoneEvent(Usage(100, 90, 10, num_tokens), Timings(queue_s=1.0, prefill_s=5.0, engine_ttft_s=4.0)),
-        ]
+        usage = Usage(100, 90, 10, num_tokens)
+        if order.reuse.mode is Auto.AUTO and self.verdict and self.verdict.id not in dict(self.suspended):
+            usage = replace(usage, reuse=ReuseMode.REORDERED, verdict=self.verdict)
+        return [*events, DoneEvent(usage, Timings(queue_s=1.0, prefill_s=5.0, engine_ttft_s=4.0))]

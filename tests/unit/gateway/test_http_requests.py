@@ -40,6 +40,7 @@ def test_every_parameter_becomes_what_grpc_calls_it() -> None:
         adapter="qa",
         top_k=4,
         refusal="strict",
+        shadow=False,
         ignore_eos=True,
     )
     assert asked.inquiry() == Inquiry(
@@ -51,6 +52,7 @@ def test_every_parameter_becomes_what_grpc_calls_it() -> None:
         ),
         RetrievalOptions(4),
         refusal=Refusal.STRICT,
+        no_shadow=True,
     )
 
 

@@ -6,12 +6,13 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
 from services.generator.engine_thread import EngineThread, Request
 from services.generator.selection import Decision
-from shared.errors import CorruptData, DeadlineExceeded, InvalidRequest, Unavailable
+from shared.errors import CorruptData, DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from shared.generation.asked import GenerateRequest
 from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.told import DoneEvent, Event, FailedEvent, Timings, TokenEvent, Usage
@@ -124,6 +125,39 @@ async def test_equal_request_ids_of_two_callers_do_not_meet(
     engine.say(token(1), DONE, to=0)
     await asyncio.gather(*tasks)
     assert (first[0], second[0]) == (token(1), token(2))
+
+
+async def test_who_waits_for_events_takes_the_idle_time_and_who_asked_for_it_does_not(
+    bridge: EngineThread, engine: PuppetEngine
+) -> None:
+    async def in_idle_time() -> list[Event]:
+        return [
+            event
+            async for event in bridge.idle.spend(ctx(), bridge.stream(replace(REQUEST, idle=True), ctx()))
+        ]
+
+    got: list[Event] = []
+    waiting = await started(bridge, engine, got)
+    idle = asyncio.create_task(in_idle_time())
+    await asyncio.sleep(0)
+    assert len(engine.requests) == 1
+    engine.say(DONE)
+    await waiting
+    while len(engine.requests) == 1:
+        await asyncio.sleep(0)
+    engine.say(token(1), DONE, to=1)
+    assert await idle == [token(1), DONE]
+    assert engine.cancelled == []
+
+    idle = asyncio.create_task(in_idle_time())
+    while len(engine.requests) == 2:
+        await asyncio.sleep(0)
+    waiting = await started(bridge, engine, got)
+    with pytest.raises(Overloaded):
+        await idle
+    assert engine.cancelled == [engine.requests[2].request_id]
+    engine.say(DONE, to=3)
+    await waiting
 
 
 async def test_the_deadline_reaches_the_engine(bridge: EngineThread, engine: PuppetEngine) -> None:

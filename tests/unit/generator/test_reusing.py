@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +12,15 @@ import pytest
 from services.generator.config import GeneratorConfig
 from services.generator.reuse_modes import Modes
 from shared.config import load
-from shared.errors import FailedPrecondition, InvalidRequest
+from shared.errors import FailedPrecondition, InvalidRequest, NotFound
 from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.orders import Auto, Reuse
 from shared.generation.selection import Grouping, Reading
+from shared.generation.told import ObeyedVerdict
 from shared.identity import ids_hash
 from shared.kv_types import KvContext
 from shared.verdict import Verdict
+from shared.verdicts import keep_verdict, read_verdicts
 
 PREFIX = (1, 2, 3)
 VERDICT = Verdict(ReuseMode.CACHEBLEND, 0.01, "m", ids_hash(PREFIX), "exact", 0.4)
@@ -247,3 +250,110 @@ def test_what_has_changed_since_the_verdict_is_told_to_operators() -> None:
     assert changed.settle(Reuse(Auto.AUTO), PREFIX, conditioned=True).note == (
         "auto is full: the verdict was made for another tokenizer, encoding, kv_context"
     )
+
+
+def test_a_suspended_verdict_is_not_obeyed_and_what_was_seen_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "verdict.json"
+    keep_verdict(path, VERDICT)
+    served = Modes(GeneratorConfig("m", verdict=str(path)), "m", read_verdicts(path), has_selector=False)
+    assert served.settle(Reuse(Auto.AUTO), PREFIX).verdict == ObeyedVerdict(VERDICT.id)
+    assert served.settle(Reuse(ReuseMode.EPIC), PREFIX).verdict is None
+    assert served.suspend(VERDICT.id, "agreement 50 %")
+    settled = served.settle(Reuse(Auto.AUTO), PREFIX)
+    assert (settled.mode, settled.verdict) == (ReuseMode.FULL, None)
+    assert settled.note == "auto is full: the verdict is suspended by shadow: agreement 50 %"
+    again = Modes(GeneratorConfig("m"), "m", read_verdicts(path), has_selector=False)
+    assert again.settle(Reuse(Auto.AUTO), PREFIX) == settled
+    anew = replace(VERDICT, made_s=1.0, agreement=0.9)
+    keep_verdict(path, anew)
+    assert modes(*read_verdicts(path)).settle(Reuse(Auto.AUTO), PREFIX).verdict == ObeyedVerdict(anew.id, 0.9)
+
+
+def test_a_verdict_is_suspended_where_its_file_cannot_be_written_and_none_is_that_is_not_served(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "verdict.json").write_text("{", encoding="utf-8")
+    config = GeneratorConfig("m", verdict=str(tmp_path / "verdict.json"))
+    served = Modes(config, "m", (VERDICT,), has_selector=False)
+    with pytest.raises(NotFound, match="verdict: none with the identity 'other' is served here"):
+        served.suspend("other", "agreement 50 %")
+    assert served.settle(Reuse(Auto.AUTO), PREFIX).verdict
+    assert not served.suspend(VERDICT.id, "agreement 50 %")
+    assert served.settle(Reuse(Auto.AUTO), PREFIX).mode is ReuseMode.FULL
+
+
+SETTINGS: dict[str, Any] = {
+    "kv_context": "document",
+    "kv_encoding": "int8",
+    "adapter": "legal",
+    "engine": {"adapters": {"legal": "a", "support": "b"}},
+    "selector": {"application": "selector", "grouping": "paper", "reading": "each"},
+}
+MADE_WITH_ALL = Verdict(
+    ReuseMode.CACHECLIP,
+    0.03,
+    "m",
+    ids_hash(PREFIX),
+    "int8",
+    0.2,
+    KvContext.DOCUMENT,
+    tokenizer="t",
+    adapter="identity of legal",
+    auxiliary="a",
+    grouping="paper",
+    reading="each",
+    form=2,
+)
+
+
+def served_by(
+    settings: dict[str, Any] | None = None,
+    model: str = "m",
+    tokenizer: str = "t",
+    legal: str = "identity of legal",
+    has_selector: bool = True,
+) -> Modes:
+    config = load(GeneratorConfig, {"model": "m"} | SETTINGS | (settings or {}))
+    identities = {"legal": legal, "support": "identity of support"}
+    return Modes(config, model, (MADE_WITH_ALL,), has_selector, tokenizer, identities)
+
+
+def test_a_verdict_holds_for_what_it_was_made_with() -> None:
+    ours = served_by()
+    assert ours.status(PREFIX, "a") == "cacheclip 0.2 (document)"
+    settled = ours.settle(Reuse(Auto.AUTO), PREFIX, conditioned=True)
+    assert (settled.mode, settled.note) == (ReuseMode.CACHECLIP, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "prefix", "auxiliary"),
+    [
+        ("model", {"model": "another"}, PREFIX, "a"),
+        ("tokenizer", {"tokenizer": "another"}, PREFIX, "a"),
+        ("prefix", {}, (1, 2), "a"),
+        ("adapter", {"settings": {"adapter": "support"}}, PREFIX, "a"),
+        ("adapter", {"settings": {"adapter": ""}}, PREFIX, "a"),
+        ("adapter", {"legal": "trained anew"}, PREFIX, "a"),
+        ("kv_context", {"settings": {"kv_context": "header"}}, PREFIX, "a"),
+        ("kv_context", {"settings": {"kv_context": "none"}}, PREFIX, "a"),
+        ("encoding", {"settings": {"kv_encoding": "exact"}}, PREFIX, "a"),
+        ("auxiliary", {}, PREFIX, "another"),
+        ("auxiliary", {"has_selector": False}, PREFIX, ""),
+        ("grouping", {"settings": {"selector": {"application": "s", "reading": "each"}}}, PREFIX, "a"),
+        ("reading", {"settings": {"selector": {"application": "s", "grouping": "paper"}}}, PREFIX, "a"),
+    ],
+)
+def test_a_change_of_any_of_it_expires_it_and_status_and_answers_say_which(
+    name: str, changed: dict[str, Any], prefix: tuple[int, ...], auxiliary: str
+) -> None:
+    ours = served_by(**changed)
+    expired = f"expired: it was made for another {name}; run `kvquilt gate`"
+    # what is ingested already may be of another setting
+    of_earlier = ", cacheclip 0.2 (document)" if changed.get("settings") == {"kv_context": "none"} else ""
+    assert ours.status(prefix, auxiliary) == f"{expired}{of_earlier}"
+    if name == "auxiliary":  # whose it is now is told with the choice (``services.generator.selection``)
+        return
+    context = KvContext(changed.get("settings", {}).get("kv_context", "document"))
+    settled = ours.settle(Reuse(Auto.AUTO), prefix, conditioned=True, kv_context=context)
+    assert settled.mode is ReuseMode.FULL
+    assert settled.note.startswith(f"auto is full: the verdict was made for another {name}")

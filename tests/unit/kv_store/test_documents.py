@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from services.kv_store.blobs.reserve import RESERVE_BYTES
 from services.kv_store.documents.documents import Documents
-from shared.errors import CorruptData, InvalidRequest, NotFound, StorageFull
+from shared.errors import CorruptData, FailedPrecondition, InvalidRequest, NotFound, StorageFull
 from shared.identity import ids_hash
 from shared.kv_types import AlikeDocuments, Chain, Manifest, ManifestChunk
 from tests.kv_chunks import chunk_id_of
-from tests.unit.kv_store.disks import Crash, DyingDisk, FullDisk, QuickDisk
+from tests.unit.kv_store.disks import Crash, DyingDisk, FullDisk, QuickDisk, SmallDisk
 
 A, B, C = (chunk_id_of(n) for n in range(3))
 
@@ -124,15 +125,117 @@ def test_a_summary_leaves_text_and_ids_out(documents: Documents) -> None:
     assert chunk == ManifestChunk(A, (), 0, 9, "", "Part > Chapter")
 
 
+def harm(directory: Path, document_id: str, *folders: str) -> list[Path]:
+    """Changes a letter in the document's manifest: in both copies, or those in ``folders``."""
+    of_it = f'"document_id":"{document_id}"'.encode()
+    harmed = []
+    for folder in folders or ("manifests", "copies/manifests"):
+        for path in (directory / folder).glob("*/*/*.json"):
+            raw = path.read_bytes()
+            if of_it in raw:
+                path.write_bytes(raw.replace(b"Title", b"Tytle"))
+                harmed.append(path)
+    return harmed
+
+
+def test_a_damaged_manifest_is_restored_from_its_second_copy_while_the_store_runs_and_at_its_start(
+    documents: Documents, tmp_path: Path
+) -> None:
+    documents.put(document("1", A))
+    for read in (documents.get, lambda *key: Documents(tmp_path, QuickDisk()).get(*key)):
+        (path,) = harm(tmp_path, "1", "manifests")
+        assert read("default", "books", "1") == document("1", A)
+        assert b"Title" in path.read_bytes()
+    assert Documents(tmp_path, QuickDisk()).num_damaged == 0
+    documents.remove("default", "books", "1")
+    assert not list((tmp_path / "copies").glob("**/*.json")), "what is gone comes back from nowhere"
+
+
+def test_while_a_document_is_damaged_every_chunk_may_be_its_own(documents: Documents, tmp_path: Path) -> None:
+    documents.put(document("1", A))
+    documents.put(document("2", B))
+    harm(tmp_path, "1")
+    reborn = Documents(tmp_path, QuickDisk())
+    assert reborn.num_damaged == 1
+    assert (reborn.references(A), reborn.references(C)) == (1, 1)
+    with pytest.raises(FailedPrecondition, match=r"1 documents are damaged.*kvquilt store verify"):
+        reborn.check_known()
+    removal = reborn.remove("default", "books", "2")
+    assert reborn.pending() == [], "nothing of it goes before it is known"
+    reborn.check_invariants()
+
+    again = Documents(tmp_path, QuickDisk())
+    assert (again.num_damaged, again.references(C)) == (1, 1), "nor after another start"
+    again.put(document("1", A))
+    again.check_known()
+    assert (again.references(A), again.references(C)) == (1, 0)
+    assert [r.chunk_ids for r in again.pending()] == [removal.chunk_ids]
+    assert not list(tmp_path.glob("**/*.damaged"))
+    assert Documents(tmp_path, QuickDisk()).num_damaged == 0
+
+
+def test_a_damaged_document_can_be_removed(documents: Documents, tmp_path: Path) -> None:
+    documents.put(document("1", A))
+    harm(tmp_path, "1")
+    reborn = Documents(tmp_path, QuickDisk())
+    assert reborn.remove("default", "books", "1").chunk_ids == ()
+    assert (reborn.num_damaged, reborn.references(A)) == (0, 0)
+    with pytest.raises(NotFound):
+        reborn.remove("default", "books", "1")
+    reborn.check_invariants()
+    assert Documents(tmp_path, QuickDisk()).num_damaged == 0
+
+
+@pytest.mark.parametrize("folder", ["manifests", "copies/manifests"])
+def test_verifying_finds_either_damaged_copy_and_repairing_restores_it(
+    documents: Documents, tmp_path: Path, folder: str
+) -> None:
+    documents.put(document("1", A))
+    documents.put(document("2", B))
+    (path,) = harm(tmp_path, "1", folder)
+    assert [(d.name, d.restored) for d in documents.verify()] == [("default/books/1", False)]
+    assert [(d.name, d.restored) for d in documents.verify(repair=True)] == [("default/books/1", True)]
+    assert documents.verify() == []
+    assert b"Title" in path.read_bytes()
+    assert documents.num_damaged == 0
+    documents.check_invariants()
+
+
+def test_verifying_names_what_cannot_be_restored_also_once_it_was_set_aside(
+    documents: Documents, tmp_path: Path
+) -> None:
+    documents.put(document("ü/1", A))
+    harm(tmp_path, "\\u00fc/1")
+    for store in (documents, Documents(tmp_path, QuickDisk())):
+        assert [(d.name, d.restored) for d in store.verify(repair=True)] == [("default/books/ü/1", False)]
+        assert store.num_damaged == 1
+
+
+def test_an_earlier_versions_manifests_get_their_second_copy_and_what_is_gone_loses_it(
+    documents: Documents, tmp_path: Path
+) -> None:
+    documents.put(document("1", A))
+    documents.put(document("2", A))
+    documents.put(document("3", A))
+    one, two, three = sorted((tmp_path / "copies").glob("**/*.json"))
+    one.unlink()
+    two.write_bytes(b"of before a crash")
+    (tmp_path / three.relative_to(tmp_path / "copies")).unlink()  # an earlier version removed it
+    reborn = Documents(tmp_path, QuickDisk())
+    reborn.renew_copies()
+    assert sorted((tmp_path / "copies").glob("**/*.json")) == [one, two]
+    assert all(
+        copy.read_bytes() == (tmp_path / copy.relative_to(tmp_path / "copies")).read_bytes()
+        for copy in (one, two)
+    )
+
+
 def test_a_damaged_manifest_is_reported_and_set_aside_by_the_next_life(
     documents: Documents, tmp_path: Path
 ) -> None:
     documents.put(document("1", A))
     documents.put(document("2", B))
-    for path in (tmp_path / "manifests").glob("*/*/*.json"):
-        raw = path.read_bytes()
-        if b'"document_id":"1"' in raw:
-            path.write_bytes(raw.replace(b"Title", b"Tytle"))
+    harm(tmp_path, "1")
     assert documents.put(document("2", B)) is not None  # others are not concerned
     with pytest.raises(CorruptData, match="ingest the document again"):
         documents.get("default", "books", "1")
@@ -177,6 +280,36 @@ def test_a_disk_that_is_full_at_any_moment_leaves_the_old_document_or_the_new_on
             assert full_at >= 4
             return
     pytest.fail("the operations never end")
+
+
+def test_a_full_disk_takes_no_new_document_and_lets_old_ones_go(tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path, RESERVE_BYTES + 100_000)
+    documents = Documents(tmp_path, disk)
+    documents.put(document("1", A))
+    documents.put(document("2", B))
+    disk.room -= disk.free_bytes(tmp_path)
+    for document_id in ("1", "3"):
+        with pytest.raises(StorageFull):
+            documents.put(document(document_id, C))
+    removal = documents.remove("default", "books", "1")
+    assert [r.chunk_ids for r in Documents(tmp_path, QuickDisk()).pending()] == [(A,)]
+    documents.finish(removal)
+    disk.room += 2 * RESERVE_BYTES  # the KV is gone, too
+    documents.hold_reserve()
+    assert (tmp_path / "reserve").stat().st_size == RESERVE_BYTES
+    disk.room -= disk.free_bytes(tmp_path)
+    documents.remove("default", "books", "2")
+    assert documents.num_documents == 0
+
+
+def test_a_disk_that_has_no_room_for_the_reserve_opens_all_the_same(tmp_path: Path) -> None:
+    Documents(tmp_path, QuickDisk()).put(document("1", A))
+    (tmp_path / "reserve").unlink()
+    documents = Documents(tmp_path, SmallDisk(tmp_path, 0))
+    assert documents.get("default", "books", "1") == document("1", A)
+    with pytest.raises(StorageFull):
+        documents.remove("default", "books", "1")
+    assert documents.get("default", "books", "1") == document("1", A)
 
 
 @pytest.mark.parametrize("change", ["put", "remove"])

@@ -363,8 +363,27 @@ def test_what_is_damaged_in_both_places_is_reported_and_can_be_ingested_again(
         documents.get("acme", "books", "1")
     reborn = documents_on(tmp_path, objects)
     assert ids_in(reborn) == []
+    elsewhere = documents_on(tmp_path / "elsewhere", objects)
+    for store in (documents, reborn, elsewhere):
+        store.sync()
+        assert (store.num_damaged, store.references(B)) == (1, 1), "any chunk may be its own"
     reborn.put(document("1", B))
+    assert (reborn.num_damaged, reborn.references(A)) == (0, 0)
     assert ids_in(documents_on(tmp_path / "new", objects)) == ["1"]
+
+
+def test_verifying_finds_a_damaged_object_or_mirror_and_repairing_restores_it(
+    objects: DictBlobs, tmp_path: Path
+) -> None:
+    documents = documents_on(tmp_path, objects)
+    documents.put(document("1", A))
+    name, good = name_in(objects, "1"), objects.data[name_in(objects, "1")]
+    for harm in (lambda: objects.put(name, b"{}"), lambda: (tmp_path / name).write_bytes(b"{}")):
+        harm()
+        assert [d.restored for d in documents.verify()] == [False]
+        assert [d.restored for d in documents.verify(repair=True)] == [True]
+        assert objects.data[name] == (tmp_path / name).read_bytes() == good
+        assert (documents.verify(), documents.num_damaged) == ([], 0)
 
 
 def test_a_document_of_a_later_version_is_refused_kept_and_keeps_every_chunk(

@@ -11,7 +11,7 @@ import pytest
 
 from services.kv_store.blobs.protocol import BlobStat
 from services.kv_store.upkeep.garbage import collect, keeper_now_s, young
-from shared.errors import DeadlineExceeded, Unavailable
+from shared.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from shared.kv_reports import CollectedGarbage
 from shared.kv_types import ChunkPage, ChunkStat, DeletedChunks
 from shared.request import RequestContext
@@ -53,6 +53,14 @@ class Store:
 
     async def collect(self, grace_s: float = 50.0, dry_run: bool = False) -> CollectedGarbage:
         return await collect(CTX, self, lambda c: self.references[c], grace_s, dry_run)
+
+
+@pytest.mark.parametrize("grace_s", [-1.0, float("nan"), float("inf")])
+async def test_a_grace_that_is_no_span_of_time_is_refused(grace_s: float) -> None:
+    store = Store(A)
+    with pytest.raises(InvalidRequest, match="grace_s"):
+        await store.collect(grace_s)
+    assert store.chunks
 
 
 async def test_what_nothing_refers_to_goes_and_everything_else_stays() -> None:

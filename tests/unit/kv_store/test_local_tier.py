@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from services.kv_store.tiers.local import LocalTier
 from shared.errors import InvalidRequest, NotFound, StorageFull
 from shared.kv_format import ChunkFile, verify_chunk
 from tests.kv_chunks import chunk_bytes, chunk_id_of, newer_chunk_bytes
-from tests.unit.kv_store.disks import Crash, DyingDisk, FullDisk, QuickDisk
+from tests.unit.kv_store.disks import Crash, DyingDisk, FullDisk, QuickDisk, SmallDisk
 
 A, B, C, D = (chunk_id_of(n) for n in range(4))
 SIZE = len(chunk_bytes(A))
@@ -377,19 +376,6 @@ def test_a_crash_at_any_moment_leaves_what_was_acknowledged(tmp_path: Path, repl
             assert dies_at >= 4
             return
     pytest.fail("the operations never end")
-
-
-class SmallDisk(QuickDisk):
-    """Allocates until its files hold ``room`` bytes."""
-
-    def __init__(self, directory: Path, room: int) -> None:
-        super().__init__()
-        self._directory, self._room = directory, room
-
-    def allocate(self, path: Path, size_bytes: int) -> int:
-        if sum(f.stat().st_size for f in self._directory.rglob("*") if f.is_file()) + size_bytes > self._room:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return super().allocate(path, size_bytes)
 
 
 def test_where_the_disk_is_full_before_its_capacity_is_reached_copies_make_room(tmp_path: Path) -> None:

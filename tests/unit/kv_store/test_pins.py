@@ -9,8 +9,9 @@ import xxhash
 
 from services.kv_store.blobs.protocol import WHOLE, ByteRange
 from services.kv_store.documents.catalog import Document
-from services.kv_store.documents.pins import BLOB, Pin, Pins, check_room
+from services.kv_store.documents.pins import BLOB, COPY, Pin, Pins, check_room
 from shared.errors import KvquiltError, NotFound, StorageFull, Unavailable
+from shared.kv_reports import DamagedRecord
 from tests.dict_blobs import DictBlobs
 
 
@@ -27,10 +28,13 @@ class Catalog:
 
 class Failing(DictBlobs):
     failure: KvquiltError | None = None
+    failing: frozenset[str] | set[str] = frozenset()
 
     def put(self, name: str, data: bytes) -> None:
         if self.failure is not None:
             raise self.failure
+        if name in self.failing:
+            raise StorageFull("full")
         super().put(name, data)
 
     def read(self, name: str, byte_range: ByteRange = WHOLE) -> Iterator[bytes]:
@@ -129,13 +133,48 @@ def test_while_the_keeper_is_down_nobody_is_told_that_nothing_is_pinned(catalog:
     assert pins.chunks().chunk_ids == {"d"}
 
 
-def test_a_damaged_list_is_forgotten_rather_than_believed(catalog: Catalog) -> None:
+def harm(blobs: DictBlobs, name: str) -> None:
+    data = bytearray(blobs.data[name])
+    data[-5] ^= 1
+    blobs.put(name, bytes(data))
+
+
+@pytest.mark.parametrize("name", [BLOB, COPY])
+def test_a_damaged_list_is_restored_from_its_copy(catalog: Catalog, name: str) -> None:
     blobs = DictBlobs()
     pins_in(blobs, catalog).change(Pin("t", "books"), unpin=False)
-    data = bytearray(blobs.data[BLOB])
-    data[-5] ^= 1
-    blobs.put(BLOB, bytes(data))
-    assert pins_in(blobs, catalog).of("t") == []
+    good = blobs.data[name]
+    harm(blobs, name)
+    pins = pins_in(blobs, catalog)
+    assert pins.of("t") == [Pin("t", "books")]
+    assert not pins.damaged
+    assert pins.verify() == [DamagedRecord(name, "it fails its checksum")]
+    assert pins.verify(repair=True) == [DamagedRecord(name, "it fails its checksum", restored=True)]
+    assert blobs.data[name] == good
+    assert pins.verify() == []
+
+
+def test_a_list_that_is_damaged_twice_is_forgotten_rather_than_believed_and_says_so(catalog: Catalog) -> None:
+    blobs = DictBlobs()
+    pins_in(blobs, catalog).change(Pin("t", "books"), unpin=False)
+    harm(blobs, BLOB)
+    harm(blobs, COPY)
+    pins = pins_in(blobs, catalog)
+    assert (pins.of("t"), pins.damaged) == ([], True)
+    assert [(d.name, d.restored) for d in pins.verify(repair=True)] == [(BLOB, False), (COPY, False)]
+    pins.change(Pin("t", "books"), unpin=False)
+    assert (pins.damaged, pins.verify()) == (False, [])
+    assert pins_in(blobs, catalog).of("t") == [Pin("t", "books")]
+
+
+def test_a_copy_that_cannot_be_written_is_none_rather_than_an_older_one(catalog: Catalog) -> None:
+    blobs = Failing()
+    pins = pins_in(blobs, catalog)
+    pins.change(Pin("t", "books"), unpin=False)
+    blobs.failing = {COPY}
+    pins.change(Pin("t", "films"), unpin=False)
+    assert COPY not in blobs.data
+    assert pins_in(blobs, catalog).of("t") == [Pin("t", "books"), Pin("t", "films")]
 
 
 def test_a_list_that_an_earlier_version_wrote_is_read_and_written_anew_with_the_next_change(
@@ -148,6 +187,7 @@ def test_a_list_that_an_earlier_version_wrote_is_read_and_written_anew_with_the_
     assert pins.of("t") == [Pin("t", "books")]
     pins.change(Pin("t", "films"), unpin=False)
     assert pins_in(blobs, catalog).of("t") == [Pin("t", "books"), Pin("t", "films")]
+    blobs = DictBlobs()
     blobs.put(BLOB, b"0" * 16 + b"\n" + body + b"\n")
     assert pins_in(blobs, catalog).of("t") == []
 

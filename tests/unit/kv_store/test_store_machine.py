@@ -89,7 +89,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(chunk_ids=st.lists(CHUNKS, max_size=3, unique=True))
     def delete(self, chunk_ids: list[str]) -> None:
-        result = self.run(self.store.delete(ctx(), chunk_ids))
+        result = self.run(self.agents["home"].delete(ctx(), chunk_ids))
         assert list(result.referenced) == [c for c in chunk_ids if c in self.referenced]
         assert list(result.deleted) == [c for c in chunk_ids if c in self.stored - self.referenced]
         self.forget(set(chunk_ids) - self.referenced)

@@ -128,7 +128,7 @@ def test_kinds_are_grouped_by_what_their_answers_take() -> None:
 
 
 def test_the_chance_of_error_is_shared_out() -> None:
-    plan = Comparison(clips=(), ratios=(0.1, 0.2), others=(ReuseMode.APE,))
+    plan = Comparison(clips=(), ratios=(0.1, 0.2), others=(ReuseMode.APE,), as_served=True)
     shares = shares_of(plan, 0.05)
     assert shares.pop("full") == 0.05
     assert shares[REORDERED.label] == 0.025

@@ -130,7 +130,7 @@ def test_ratios_and_kinds_are_named_or_refused() -> None:
         parse_kinds("double")
 
 
-PLAN = Comparison(controls=(ReuseMode.EPIC,), ratios=(0.2,))
+PLAN = Comparison(controls=(ReuseMode.EPIC,), ratios=(0.2,), as_served=True)
 
 
 def kept_of(modes: dict[str, int]) -> list[GradedAnswer]:

@@ -21,7 +21,9 @@ from cluster.gate.trials import draw_trial, is_spread
 from cluster.paths import DEMO_MODEL
 from services.ingestion.chunker import TextChunk
 from services.ingestion.config import IngestionConfig
+from shared.engine.modes.token_selection import num_selected
 from shared.errors import InvalidRequest
+from shared.generation.modes import ReuseMode
 from shared.kv_types import KvContext, Manifest
 from shared.prompt import PromptTokenizer
 from tests.unit.quality.worlds import SHAPES
@@ -102,6 +104,24 @@ def test_questions_are_judged_by_their_answers_and_the_verdict_says_that_they_we
     assert kept.read_bytes() == asked
     few = evaluate(replace(retrieved, subjects=retrieved.subjects[:9]), tolerance=0.9)
     assert len(few.order) < 9 or few.decide(0.9).decided
+
+
+def test_a_ratio_is_what_a_request_would_have(retrieved: RetrievedQuestions) -> None:
+    """Else the verdict would name another one than was judged."""
+    recomputing = (ReuseMode.EPIC, ReuseMode.CACHEBLEND)
+    plan = Comparison(controls=recomputing, clips=(), ratios=(0.2,), as_served=True)
+    few = replace(retrieved, subjects=retrieved.subjects[:2])
+    served, matched = (
+        {
+            (answer.mode, answer.context): answer
+            for answer in OwnEvaluation(MODELS, one, few, processes=1).run(None, QUIET).answers
+        }
+        for one in (plan, replace(plan, as_served=False))
+    )
+    for subject in few.subjects:
+        epic, blend = (served[f"{mode}_20", subject.number] for mode in recomputing)
+        assert epic.selected == num_selected(0.2, epic.num_tokens)
+        assert blend.selected < matched["cacheblend_20", subject.number].selected
 
 
 def test_without_answers_or_evidence_only_the_divergence_is_told(retrieved: RetrievedQuestions) -> None:

@@ -52,6 +52,17 @@ def test_a_line_is_a_question_and_what_is_known_about_its_answer(tmp_path: Path)
     assert [one.kind for one in read_questions(path)] == ["own", "own", "own_unjudged", "own_unanswerable"]
 
 
+def test_a_text_may_hold_any_character_that_json_allows(tmp_path: Path) -> None:
+    """Separators of lines and paragraphs end no line; carriage returns and byte order marks to none."""
+    path, asked = tmp_path / "questions.jsonl", ["Who signs\u2028the order\x85?", "When\u2029?"]
+    lines = [json.dumps({"question": question}, ensure_ascii=False) for question in asked]
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join([*lines, "["]).encode())
+    with pytest.raises(InvalidRequest, match="line 3: is no JSON"):
+        read_questions(path)
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
+    assert [one.question for one in read_questions(path)] == asked
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [

@@ -1,0 +1,122 @@
+"""Which thread reads which layer of which chunk, and when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from load_tests.kv_store.stored_chunks import ChunkShape
+from shared.engine.kv.chunk_reads import ChunkRead, FirstLayer, Loaded, ReadList
+from shared.engine.kv.segment import Segment
+
+LAYERS = 4
+SPEC = ChunkShape(layers=LAYERS, kv_heads=1, head_dim=2, tokens=3).spec
+Told = list[tuple[str, type]]
+
+
+class Stored:
+    """Remembers in which order its layers were read, and by how many threads at once. ``before``: called with
+    each layer."""
+
+    def __init__(self, in_order: bool, before: Callable[[int], object] = lambda layer: None) -> None:
+        self.in_order, self._before = in_order, before
+        self.layers: list[int] = []
+        self.num_reading = self.most_reading = self.num_closed = 0
+        self._lock = threading.Lock()
+
+    def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
+        with self._lock:
+            self.layers.append(layer)
+            self.num_reading += 1
+            self.most_reading = max(self.most_reading, self.num_reading)
+        self._before(layer)
+        with self._lock:
+            self.num_reading -= 1
+
+    def close(self) -> None:
+        assert not self.num_reading
+        self.num_closed += 1
+
+
+def listed(chunks: Sequence[Stored], told: Told) -> ReadList:
+    def tell(event: FirstLayer | Loaded) -> None:
+        told.append((event.key, type(event)))
+
+    reads = [ChunkRead(str(i), chunk, Segment.arriving(SPEC, 3), tell) for i, chunk in enumerate(chunks)]
+    return ReadList(reads, LAYERS)
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_the_first_layers_of_all_chunks_come_first(in_order: bool) -> None:
+    order: list[tuple[int, int]] = []
+    chunks = [Stored(in_order, lambda layer, i=i: order.append((layer, i))) for i in range(3)]  # type: ignore[misc]
+    told: Told = []
+    listed(chunks, told).work(threading.Event())
+    assert order == [(layer, i) for layer in range(LAYERS) for i in range(3)]
+    assert told == [(str(i), kind) for kind in (FirstLayer, Loaded) for i in range(3)]
+    assert [chunk.num_closed for chunk in chunks] == [1, 1, 1]
+
+
+def test_nobody_overtakes_whoever_waits_for_a_chunk_that_comes_in_order() -> None:
+    waits, may_go = threading.Event(), threading.Event()
+
+    def wait(layer: int) -> None:
+        waits.set()
+        assert may_go.wait(60)
+
+    slow, quick = Stored(True, wait), Stored(True)
+    told: Told = []
+    reads = listed([slow, quick], told)
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(reads.work, threading.Event())
+        assert waits.wait(60)
+        reads.work(threading.Event())  # all that another thread can do
+        assert (slow.layers, quick.layers) == ([0], [*range(LAYERS)])
+        may_go.set()
+        other.result(60)
+    assert slow.layers == [*range(LAYERS)]
+    assert set(told) == {(key, kind) for key in "01" for kind in (FirstLayer, Loaded)}
+
+
+def test_a_file_is_read_by_several_threads_at_once() -> None:
+    both = threading.Barrier(2, timeout=60)
+    chunk = Stored(False, lambda layer: both.wait())
+    reads = listed([chunk], [])
+    with ThreadPoolExecutor(2) as threads:
+        for working in [threads.submit(reads.work, threading.Event()) for _ in range(2)]:
+            working.result(60)
+    assert chunk.most_reading == 2
+    assert sorted(chunk.layers) == [*range(LAYERS)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(kinds=st.lists(st.booleans(), min_size=1, max_size=5), num_threads=st.integers(1, 4))
+def test_every_layer_is_read_once(kinds: list[bool], num_threads: int) -> None:
+    chunks = [Stored(in_order) for in_order in kinds]
+    told: Told = []
+    reads = listed(chunks, told)
+    with ThreadPoolExecutor(num_threads) as threads:
+        list(threads.map(reads.work, [threading.Event()] * num_threads))
+    for chunk in chunks:
+        if chunk.in_order:
+            assert (chunk.layers, chunk.most_reading) == ([*range(LAYERS)], 1)
+        assert sorted(chunk.layers) == [*range(LAYERS)]
+        assert chunk.num_closed == 1
+    assert sum(kind is Loaded for _, kind in told) == len(chunks)
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_what_is_given_up_is_told_and_closed(in_order: bool) -> None:
+    closing = threading.Event()
+    first, second = Stored(in_order, lambda layer: closing.set()), Stored(in_order)
+    told: Told = []
+    listed([first, second], told).work(closing)
+    assert (first.layers, second.layers) == ([0], [])
+    assert [key for key, kind in told if kind is Loaded] == ["1", "0"]
+    assert (first.num_closed, second.num_closed) == (1, 1)
