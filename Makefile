@@ -59,8 +59,9 @@ protos-check: venv ## fail when the committed stubs are not what the .proto file
 		cmp -s "$$f" "build/protos-check/$$f" || { echo "$$f is stale: run 'make protos'"; exit 1; }; done
 	@echo "stubs are fresh"
 
-docs: venv ## regenerate docs/configuration.md, what the chart knows of it, and the modules of docs/structure.md
+docs: venv ## regenerate docs/configuration.md and docs/limits.md, what the chart knows of it, and the modules of docs/structure.md
 	$(BIN)/python -m cluster.reference > docs/configuration.md
+	$(BIN)/python -m cluster.limits_reference > docs/limits.md
 	$(BIN)/python -m cluster.values_schema helm/kvquilt/values.schema.json
 	$(BIN)/python -m cluster.structure docs/structure.md
 

@@ -85,6 +85,8 @@ def application_args(name: str, values: Mapping[str, Any], config: QuiltConfig) 
         args["model"] = config.model
     if values.get("log"):
         args["log"] = values["log"]
+    if values.get("limits"):
+        args["limits"] = values["limits"]
     if values.get("prompt") and name in PROMPTED:
         args["prompt"] = values["prompt"]
     given = values.get(name) or {}

@@ -27,13 +27,14 @@ from services.selector.config import SelectorConfig
 from shared.config import load, merge_env, read_yaml
 from shared.errors import ConfigError
 from shared.kv_types import KvContext
+from shared.limits import RequestLimits
 from shared.log import LogConfig
 from shared.prompt_config import PromptConfig
 
 DEFAULT_GRPC_PORT = 9000
 DEFAULT_HTTP_PORT = 8000
 SECTIONS = ("gateway", "ingestion", "retrieval", "kv_store", "generator", "selector")
-SUITED = (*SECTIONS, "prompt")
+SUITED = (*SECTIONS, "prompt", "limits")
 """What a model may bring settings for."""
 PROMPTED = ("ingestion", "generator", "selector")
 """Those that make prompts of texts."""
@@ -46,10 +47,13 @@ class QuiltConfig:
     model: a directory, a GGUF file, `demo`, `smollm2`, a pulled `ID@REVISION`, or a Hugging Face id
     (docs/models.md). `kvquilt up` takes `smollm2` where none is named; a cluster's pods, directories and ids.
     data_dir: everything that must survive: KV files, manifests of the documents, the embedded index, logs.
-    grpc_port: where every service is called. Ray Serve listens on all interfaces there.
+    grpc_port: where every service is called.
+    grpc_host: the address on which `kvquilt up` listens there; nobody is asked who he is, so think of a proxy
+    before it is another one. On a cluster Ray Serve listens on all interfaces.
     http_port, http_host: where OpenAI's clients call (docs/http.md), and Ray Serve's health checks.
     log: level (DEBUG, INFO, WARNING, ERROR) and format (text, json) of every service.
     prompt: what the model is told around documents and questions (docs/prompts.md).
+    limits: of every request (docs/limits.md).
     applications: `NAME.address` is `host:port` of the cluster that serves NAME instead of this one
     (docs/transport.md).
     """
@@ -63,10 +67,12 @@ class QuiltConfig:
     data_dir: str
     model: str = str(DEMO_MODEL)
     grpc_port: int = DEFAULT_GRPC_PORT
+    grpc_host: str = "127.0.0.1"
     http_port: int = DEFAULT_HTTP_PORT
     http_host: str = "127.0.0.1"
     log: LogConfig = field(default_factory=LogConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     applications: dict[str, ApplicationConfig] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -127,6 +133,7 @@ def load_quilt(
     merged["generator"] = under(_located_adapters(merged["generator"], Path.cwd()), merged["generator"])
     merged["prompt"] = under(_located_packets(merged["prompt"], Path.cwd()), merged["prompt"])
     load(PromptConfig, merged["prompt"], "prompt.")  # names the setting where it was written
+    load(RequestLimits, merged["limits"], "limits.")
     auxiliary = located_auxiliary(str(merged["selector"].get("model") or ""), merged["model"])
     merged["selector"]["model"] = auxiliary and (
         resolve or partial(resolve_model, setting="selector.model", environ=environ)
@@ -214,6 +221,8 @@ def _shared_values(
             section["deployment"] = {"log": merged["log"]}
     for name in PROMPTED:
         values[name]["prompt"] = merged["prompt"]
+    for section in values.values():
+        section["limits"] = merged["limits"]
     return values
 
 

@@ -21,6 +21,8 @@ Level = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 _request: ContextVar[tuple[str, str]] = ContextVar("kvquilt_request", default=("", ""))
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+# What a caller says must neither begin a line nor steer a terminal.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
 _NOISY = (
     "httpx",
     "httpcore",
@@ -92,6 +94,7 @@ class TextFormatter(_Formatter):
         fields = {**_request_fields(), **_extra(record)}
         tail = "".join(f" {key}={value}" for key, value in fields.items())
         line = f"{_utc(record.created)} {record.levelname:7} {self._service}: {record.getMessage()}{tail}"
+        line = line.translate(_CONTROLS)
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 

@@ -15,6 +15,7 @@ from shared.errors import DeadlineExceeded, InvalidRequest
 
 DEFAULT_TENANT = "default"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_REQUEST_ID = re.compile(r"[!-~]{0,128}")
 
 
 def check_name(field: str, value: str) -> str:
@@ -46,10 +47,12 @@ class RequestContext:
         """Fills in what the caller left out.
 
         Raises:
-            InvalidRequest: the tenant is not a plain name or the request id is too long.
+            InvalidRequest: the tenant is not a plain name, or the request id not one word: it stands in logs.
         """
-        if len(request_id) > 128:
-            raise InvalidRequest("meta.request_id: longer than 128 characters")
+        if not _REQUEST_ID.fullmatch(request_id):
+            raise InvalidRequest(
+                f"meta.request_id: {request_id[:128]!r} is no word of at most 128 visible ASCII characters"
+            )
         return cls(
             request_id=request_id or uuid.uuid4().hex,
             tenant=check_name("meta.tenant", tenant or DEFAULT_TENANT),

@@ -1,4 +1,4 @@
-"""Turns a handler into an RPC method: context in, errors out.
+"""Turns a handler into an RPC method: checked requests and their context in, errors out.
 
 A handler is ``async def Name(self, request, ctx)``: proto in, proto out, no decisions. The decorators make of
 it ``Name(self, request, grpc_context=None)``, which three callers understand: Ray Serve's gRPC ingress (the
@@ -22,6 +22,7 @@ from shared import errors
 from shared import log as logs
 from shared.clients.health import HEALTH, ServiceHealth
 from shared.errors import KvquiltError
+from shared.limits import DEFAULT_LIMITS, RequestLimits, check_request
 from shared.request import RequestContext
 from shared.status import DETAILS_KEY, to_status, with_code
 
@@ -61,7 +62,7 @@ def unary(
     handler: Callable[[SelfT, RequestT, RequestContext], Awaitable[ResponseT]],
 ) -> Answering[ResponseT]:
     """One request, one response."""
-    return _answering(handler, lambda self, request: handler(self, request, _context(request)))
+    return _answering(handler, lambda self, request: handler(self, request, _context(self, request)))
 
 
 def client_stream(
@@ -69,14 +70,14 @@ def client_stream(
 ) -> Answering[ResponseT]:
     """A stream of requests, one response. The context comes from the stream's first message: the handler's to
     build."""
-    return _answering(handler, handler)
+    return _answering(handler, lambda self, requests: handler(self, _checked(self, requests)))
 
 
 def server_stream(
     handler: Callable[[SelfT, RequestT, RequestContext], AsyncIterator[ResponseT]],
 ) -> Streaming[ResponseT]:
     """One request, a stream of responses. The handler's ``finally`` runs when the caller goes away."""
-    return _streaming(handler, lambda self, request: handler(self, request, _context(request)))
+    return _streaming(handler, lambda self, request: handler(self, request, _context(self, request)))
 
 
 def both_streams(
@@ -87,7 +88,7 @@ def both_streams(
     client writes is told in gRPC's words instead of ours."""
 
     async def lingering(self: SelfT, requests: AsyncIterator[Any]) -> AsyncGenerator[ResponseT, None]:
-        responses: Any = handler(self, requests)
+        responses: Any = handler(self, _checked(self, requests))
         try:
             async with contextlib.aclosing(responses):
                 async for response in responses:
@@ -145,10 +146,21 @@ def context_of(meta: _Meta) -> RequestContext:
     return RequestContext.create(meta.request_id, meta.tenant, meta.deadline_ms)
 
 
-def _context(request: _Request) -> RequestContext:
+def _context(service: object, request: Any) -> RequestContext:
     ctx = context_of(request.meta)
     logs.bind(ctx)
+    check_request(request, _limits(service))
     return ctx
+
+
+async def _checked(service: object, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        check_request(request, _limits(service))
+        yield request
+
+
+def _limits(service: object) -> RequestLimits:
+    return getattr(service, "limits", DEFAULT_LIMITS)
 
 
 def _fail(method: str, error: Exception, grpc_context: GrpcContext | None) -> KvquiltError:
@@ -177,9 +189,10 @@ def _named_like(call: CallT, handler: Any) -> CallT:
 
 
 class HealthServicer:
-    """The RPC that every service has. ``application``: who says it."""
+    """The RPC that every service has. ``application``: who says it; ``limits``: of every request to it."""
 
     application: str
+    limits: RequestLimits = DEFAULT_LIMITS
 
     @unary
     async def Health(

@@ -11,8 +11,9 @@ from typing import Any
 
 from services.ingestion.calls import CallPolicy
 from services.ingestion.config import IngestionConfig
+from services.ingestion.formats.parse import parse
 from services.ingestion.formats.reading import ParserSettings
-from services.ingestion.recipe import Recipe
+from services.ingestion.recipe import Parse, Recipe
 from services.ingestion.service import IngestionService
 from services.ingestion.upsert import DocumentStore
 from shared.documents import SourceDocument, Stage, UpsertProgress
@@ -128,7 +129,7 @@ class World:
     """Collections that were indexed with another embedder, and what was indexed anew of them."""
 
     def service(
-        self, chunk_tokens: int = 16, parsers: ParserSettings = _PARSERS, **config: Any
+        self, chunk_tokens: int = 16, parsers: ParserSettings = _PARSERS, parse: Parse = parse, **config: Any
     ) -> IngestionService:
         config = {"kv_context": self.kv_context} | config
         settings = IngestionConfig(model="none", chunk_tokens=chunk_tokens, **config)
@@ -138,7 +139,7 @@ class World:
         )
         tokenizer = WordTokenizer(self.salt, self.chunk_template)
         context_tokens = settings.kv_context_tokens or CONTEXT_TOKENS
-        recipe = Recipe(tokenizer, chunk_tokens, parsers, settings.kv_context, context_tokens)
+        recipe = Recipe(tokenizer, chunk_tokens, parsers, settings.kv_context, context_tokens, parse)
         return IngestionService(settings, recipe, store)
 
     async def describe(self, ctx: RequestContext) -> ModelDescription:

@@ -186,7 +186,7 @@ def _in_path(path: Path, skipped: dict[Path | str, str]) -> Iterator[SourceFile]
 
 
 def _in_folder(folder: Path, skipped: dict[Path | str, str]) -> Iterator[SourceFile]:
-    """Links to files are followed, links to folders are not."""
+    """Links to files of the folder are followed; links to folders are not, nor what leads out of this one."""
 
     def cannot_be_searched(error: OSError) -> None:
         if Path(error.filename) == folder:
@@ -197,10 +197,10 @@ def _in_folder(folder: Path, skipped: dict[Path | str, str]) -> Iterator[SourceF
     for parent, folders, names in os.walk(folder, onerror=cannot_be_searched):
         folders[:] = [name for name in folders if not hidden(name)]
         found += [Path(parent, name) for name in names if not hidden(name)]
-    source = _uri(folder)
+    source, inside = _uri(folder), folder.resolve()
     for file in sorted(found):
         relative = file.relative_to(folder).as_posix()
-        if reason := _unfit_file(file, relative):
+        if reason := _unfit_file(file, relative, inside):
             skipped[file] = reason
         else:
             yield SourceFile(file, relative, source)
@@ -216,9 +216,11 @@ def _mode(path: Path) -> int:
         raise InvalidRequest(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _unfit_file(file: Path, relative: str) -> str:
+def _unfit_file(file: Path, relative: str, inside: Path) -> str:
     try:
         found = file.stat()
+        if file.is_symlink() and not file.resolve().is_relative_to(inside):
+            return "the link leads out of the folder; name the file itself"
     except (FileNotFoundError, NotADirectoryError):
         return "the link leads nowhere"
     except OSError as error:

@@ -49,8 +49,9 @@ class Gateway(GatewayHandlers):
             feedback,
             shadow,
         )
-        self._http = http_app(pipeline, config.http)
+        self._http = http_app(pipeline, config.http, config.limits)
         health = {name: ServiceClient(transport) for name, transport in transports.items()}
+        self.limits = config.limits
         super().__init__(pipeline, health, config.status_timeout_s, config.addresses, feedback, shadow)
 
     def __serve_build_asgi_app__(self) -> FastAPI:

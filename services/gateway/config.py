@@ -10,6 +10,7 @@ from shared.deployment import DeploymentConfig
 from shared.generation.modes import ReuseMode
 from shared.generation.orders import AskedMode
 from shared.kv_types import KvContext
+from shared.limits import RequestLimits
 from shared.search import ContextOrder
 
 
@@ -124,6 +125,7 @@ class GatewayConfig:
     selector: the application that selects tokens; empty: there is none. Filled in where `selector.model` is
     set.
     addresses: of applications that another cluster serves; filled in from `applications`.
+    limits: of requests; filled in from the shared section.
     """
 
     k: int = 8
@@ -141,6 +143,7 @@ class GatewayConfig:
     kv_store: str = "kv_store"
     selector: str = ""
     addresses: dict[str, str] = field(default_factory=dict)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

@@ -31,6 +31,7 @@ class GenerationApp(GenerationServicer):
     def __init__(self, config: GeneratorConfig) -> None:
         logs.configure(self.application, config.deployment.log)
         keep_private()
+        self.limits = config.limits
         # Ray sets OMP_NUM_THREADS to the CPUs that it reserves, at least 1: right for a hundred actors, wrong
         # for an engine.
         torch.set_num_threads(config.engine.num_threads or len(os.sched_getaffinity(0)))

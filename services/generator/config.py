@@ -13,6 +13,7 @@ from shared.generation.modes import Chooser, ReuseMode
 from shared.generation.orders import AskedMode
 from shared.generation.selection import Grouping, Reading
 from shared.kv_types import KvContext
+from shared.limits import RequestLimits
 from shared.prompt_config import PromptConfig
 from shared.verdict import VERDICT_FILE
 
@@ -59,8 +60,8 @@ class GeneratorConfig:
     is. ``kv_context``: what ingestion computes chunks behind, to tell whether a verdict still holds; filled
     in from `ingestion.kv_context`. ``verdict``: the file that ``auto`` goes by, as `kvquilt gate` writes
     it; empty:
-    ``quilt.verdict.json`` in the model's directory, if it is there (docs/recompute.md). ``prompt``: filled in
-    from the shared section.
+    ``quilt.verdict.json`` in the model's directory, if it is there (docs/recompute.md). ``prompt``,
+    ``limits``: filled in from the shared sections.
     """
 
     model: str
@@ -79,6 +80,7 @@ class GeneratorConfig:
     verdict: str = ""
     selector: SelectionConfig = field(default_factory=SelectionConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     @property

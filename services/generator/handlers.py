@@ -30,15 +30,20 @@ class GenerationServicer(LoadedServicer[Generator]):
         return mapped(prefilled, PREFILLED.to_pb)
 
     @server_stream
-    def Generate(
+    async def Generate(
         self, request: generation_pb2.GenerateRequest, ctx: RequestContext
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
         generator, order = self._service, order_of(request)
-        planned, margins = generator.plan(ctx, order), order.decoding.margins
+        planned, margins = await generator.plan(ctx, order), order.decoding.margins
         if margins is None:
-            events = generator.generate(ctx, planned)
-            return mapped(generator.idle.spend(ctx, events) if order.idle else events, GENERATED.to_pb)
-        return mapped(MarginWriter(generator, ctx, planned, margins).answer(), GENERATED.to_pb)
+            generated = generator.generate(ctx, planned)
+            generated = generator.idle.spend(ctx, generated) if order.idle else generated
+            events = mapped(generated, GENERATED.to_pb)
+        else:
+            events = mapped(MarginWriter(generator, ctx, planned, margins).answer(), GENERATED.to_pb)
+        async with aclosing(events):
+            async for event in events:
+                yield event
 
     @both_streams
     async def Explore(

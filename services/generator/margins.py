@@ -20,7 +20,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from services.generator.service import Generator, Plan
+from services.generator.planning import Plan
+from services.generator.service import Generator
 from shared.errors import InvalidRequest
 from shared.generation.asked import Margins, MarginsAfter, SamplingParams
 from shared.generation.modes import ReuseMode
@@ -40,6 +41,8 @@ from shared.identity import TokenIds
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
 from shared.streams import merged
+
+_MOST_SLOTS = 8
 
 
 class MarginWriter:
@@ -66,6 +69,11 @@ class MarginWriter:
         ):
             if slot not in text:
                 raise InvalidRequest(f"decoding.margins.{name}: must contain {slot}")
+            if text.count("{question}") > _MOST_SLOTS:
+                raise InvalidRequest(
+                    f"decoding.margins.{name}: contains {{question}} {text.count('{question}')} times; "
+                    f"{_MOST_SLOTS} are allowed"
+                )
         if margins.max_tokens > generator.config.max_tokens_limit:
             raise InvalidRequest(
                 f"decoding.margins.max_tokens: {margins.max_tokens} is more than the "
@@ -97,7 +105,8 @@ class MarginWriter:
                 if isinstance(event, MarginEvent) and event.kept:
                     notes.append(event)
         before = time.monotonic() - begun
-        final = self._generator.plan(self._ctx, replace(self._order, questions=(self._annotated(notes),)))
+        annotated = await self._generator.tokenized(self._annotated, notes)
+        final = await self._generator.plan(self._ctx, replace(self._order, questions=(annotated,)))
         async with aclosing(self._generator.generate(self._ctx, final)) as answer:
             async for told in answer:
                 if isinstance(told, DoneEvent):
@@ -118,7 +127,7 @@ class MarginWriter:
         text = ""
         asked = self._margins.instruction.replace("{question}", self._question)
         sampling = SamplingParams(max_tokens=self._margins.max_tokens)
-        async with aclosing(self._ask(chunk, self._tokenizer.encode_question(asked), sampling)) as events:
+        async with aclosing(self._ask(chunk, asked, sampling)) as events:
             async for event in events:
                 if isinstance(event, TokenEvent):
                     text += event.text
@@ -135,7 +144,8 @@ class MarginWriter:
         """Log-probabilities of yes and no."""
         # The margin last: its text may contain the other slot.
         asked = self._margins.relevance.replace("{question}", self._question).replace("{margin}", margin)
-        ids = (*self._tokenizer.encode_question(asked), *self._shared_ids)
+        asked_ids = await self._generator.tokenized(self._tokenizer.encode_question, asked)
+        ids = (*asked_ids, *self._shared_ids)
         sampling = SamplingParams(max_tokens=1, watch_ids=(self._yes_id, self._no_id))
         async with aclosing(self._ask(chunk, ids, sampling)) as events:
             (token,) = [event async for event in events if isinstance(event, TokenEvent)]
@@ -143,18 +153,17 @@ class MarginWriter:
         return yes, no
 
     async def _ask(
-        self, chunk: int, question_ids: TokenIds, sampling: SamplingParams
+        self, chunk: int, question: str | TokenIds, sampling: SamplingParams
     ) -> AsyncGenerator[Event, None]:
         order = GenerationOrder(
             self._order.chunks[self._first_of(chunk) : chunk + 1],
-            (question_ids,),
+            (question,),
             self._order.prefix,
             self._reuse,
             sampling,
         )
-        async with aclosing(
-            self._generator.generate(self._ctx, self._generator.plan(self._ctx, order))
-        ) as events:
+        planned = await self._generator.plan(self._ctx, order)
+        async with aclosing(self._generator.generate(self._ctx, planned)) as events:
             async for event in events:
                 if isinstance(event, DoneEvent):
                     self._usage = _sum(self._usage, event.usage)

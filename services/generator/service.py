@@ -4,9 +4,10 @@ events back."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from services.generator.chunk_texts import ChunkReader, ChunkText
 from services.generator.config import GeneratorConfig
@@ -14,12 +15,13 @@ from services.generator.edits import settled
 from services.generator.engine_thread import EngineThread
 from services.generator.events import end_of, selected_of
 from services.generator.identified import Identified, Identities
+from services.generator.planning import Plan, Planner, conditioned
 from services.generator.prompts import Prompts
-from services.generator.reuse_modes import Modes, Reusing
+from services.generator.reuse_modes import Modes
 from services.generator.selection import Choosing, Decision, SelectionPort
 from shared.engine import Engine
 from shared.errors import InvalidRequest
-from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest, SamplingParams, total_len
+from shared.generation.asked import Chunk, PrefillRequest
 from shared.generation.described import ModelDescription, PrefilledChunk
 from shared.generation.forest import Edit, ForestRequest
 from shared.generation.orders import ForestOrder, GenerationOrder
@@ -32,14 +34,7 @@ from shared.request import RequestContext
 from shared.streams import cancelled
 from shared.verdict import Verdict
 
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """An order as the engine is asked for it."""
-
-    order: GenerationOrder
-    request: GenerateRequest
-    reusing: Reusing
+ResultT = TypeVar("ResultT")
 
 
 class Generator:
@@ -57,7 +52,6 @@ class Generator:
         self.model = engine.model
         self.tokenizer = tokenizer
         self.prompts = Prompts(tokenizer, engine.model.spec.vocab_size, engine.model.spec.packets)
-        self._identities = Identities(self.prompts, engine.model.fingerprint)
         self._modes = Modes(
             config,
             engine.model.fingerprint,
@@ -66,10 +60,14 @@ class Generator:
             tokenizer.hash if tokenizer else "",
             {name: adapter_identity(where) for name, where in config.engine.adapters.items()},
         )
+        identities = Identities(self.prompts, engine.model.fingerprint)
+        self._planner = Planner(config, engine.model.spec, identities, self._modes, tokenizer is not None)
         self._reader = ChunkReader(tokenizer)
         self._choosing = Choosing(selector, config.selector, self._reader) if selector is not None else None
         self._engine = engine
         self._thread = EngineThread(engine)
+        # one: tokenizers are not for several threads, and long texts are not for the event loop
+        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         self.idle = self._thread.idle
 
     @property
@@ -92,7 +90,9 @@ class Generator:
         """
         if encoding and encoding not in ENCODINGS:
             raise InvalidRequest(f"encoding: {encoding!r} is not one of {', '.join(ENCODINGS)}")
-        prefix_ids, (chunks, links) = self._context(ctx, prefix, pieces, chained)
+        prefix_ids, (chunks, links) = await self.tokenized(
+            self._planner.context, ctx, prefix, pieces, chained
+        )
         if not chunks:
             return
         unique = tuple(dict.fromkeys(chunks))
@@ -109,40 +109,14 @@ class Generator:
                     yield PrefilledChunk(next_index, chunk.chunk_id, chunk.token_ids, stored[chunk])
                     next_index += 1
 
-    def plan(self, ctx: RequestContext, order: GenerationOrder) -> Plan:
+    async def plan(self, ctx: RequestContext, order: GenerationOrder) -> Plan:
         """The engine's request for ``order``: everything is ids, every chunk has its identity, every default
         its value."""
-        if len(order.questions) > self.config.max_questions:
-            raise InvalidRequest(
-                f"questions: {len(order.questions)} are more than the {self.config.max_questions} allowed"
-            )
-        if order.sampling.stop and self.tokenizer is None:
-            raise InvalidRequest(
-                "sampling.stop: this model has no tokenizer, so its text is unknown; stop by token ids "
-                "yourself"
-            )
-        prefix_ids, (chunks, links) = self._context(ctx, order.prefix, order.chunks)
-        questions = self.prompts.questions(order.questions)
-        prompt_len = len(prefix_ids) + total_len(chunks) + max(map(len, questions))
-        reusing = self._modes.settle(
-            order.reuse, prefix_ids, conditioned=_conditioned(chunks), kv_context=order.kv_context
-        )
-        request = GenerateRequest(
-            request_id=ctx.request_id,
-            prefix_ids=prefix_ids,
-            chunks=chunks,
-            questions=questions,
-            reuse=reusing.mode,
-            recompute=reusing.recompute,
-            ape=reusing.ape,
-            sampling=self._sampling(order, prompt_len),
-            beams=order.decoding.beams,
-            choose=order.decoding.choose,
-            links=links,
-            adapter=reusing.adapter,
-            idle=order.idle,
-        )
-        return Plan(order, request, reusing)
+        return await self.tokenized(self._planner.plan, ctx, order)
+
+    async def tokenized(self, work: Callable[..., ResultT], *arguments: object) -> ResultT:
+        """What ``work`` makes of texts, in the thread that is for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work, *arguments)
 
     async def generate(self, ctx: RequestContext, plan: Plan) -> AsyncGenerator[Event, None]:
         """Tells what happens to a planned request; the last event is ``DoneEvent``. Closing it early cancels
@@ -171,12 +145,14 @@ class Generator:
         self, ctx: RequestContext, order: ForestOrder, commands: AsyncIterator[Edit]
     ) -> AsyncGenerator[Event, None]:
         """Tells what happens in a live forest. It is closed when ``commands`` end."""
-        prefix_ids, (chunks, links) = self._context(ctx, order.prefix, order.chunks)
+        prefix_ids, (chunks, links) = await self.tokenized(
+            self._planner.context, ctx, order.prefix, order.chunks
+        )
         reusing = self._modes.settle(
             order.reuse,
             prefix_ids,
             has_question=False,
-            conditioned=_conditioned(chunks),
+            conditioned=conditioned(chunks),
             kv_context=order.kv_context,
         )
         request = ForestRequest(
@@ -189,7 +165,9 @@ class Generator:
             links=links,
             adapter=reusing.adapter,
         )
-        edits = (settled(command, self.prompts, self.config) async for command in commands)
+        edits = (
+            await self.tokenized(settled, command, self.prompts, self.config) async for command in commands
+        )
         async with aclosing(self._thread.stream(request, ctx, edits)) as events:
             async for event in events:
                 if isinstance(event, SelectedEvent):
@@ -250,6 +228,7 @@ class Generator:
         }
 
     def close(self) -> None:
+        self._tokenizing.shutdown(wait=False, cancel_futures=True)
         self._thread.close()
 
     async def _choose(self, ctx: RequestContext, plan: Plan) -> Decision:
@@ -260,41 +239,3 @@ class Generator:
     async def _read(self, plan: Plan) -> list[ChunkText | None]:
         ids = [chunk.token_ids for chunk in plan.request.chunks]
         return await asyncio.to_thread(self._reader.chunks, plan.order.chunks, ids)
-
-    def _context(
-        self, ctx: RequestContext, prefix: Piece | None, pieces: Sequence[Piece], chained: bool = False
-    ) -> tuple[tuple[int, ...], Identified]:
-        if len(pieces) > self.config.max_chunks:
-            raise InvalidRequest(
-                f"chunks: {len(pieces)} are more than the {self.config.max_chunks} allowed in one request"
-            )
-        prefix_ids = self.prompts.prefix(prefix)
-        return prefix_ids, self._identities.of(ctx.tenant, prefix_ids, pieces, chained)
-
-    def _sampling(self, order: GenerationOrder, prompt_len: int) -> SamplingParams:
-        """As asked, else as configured. Beams have no stop strings, and thoughts have paragraphs."""
-        asked, decoding = order.sampling, order.decoding
-        plain = decoding.beams is None and decoding.choose is None and self.tokenizer is not None
-        return replace(
-            asked,
-            max_tokens=self._max_tokens(asked.max_tokens, prompt_len),
-            stop=asked.stop or (self.config.stop if plain else ()),
-            stop_repeated=plain and self.config.stop_repeated and not asked.ignore_eos,
-        )
-
-    def _max_tokens(self, asked: int | None, prompt_len: int) -> int:
-        """Refuses too much, here or in the engine; the default only takes the room there
-        is."""
-        spec, limit = self.model.spec, self.config.max_tokens_limit
-        if asked is None:
-            # the last is never fed back
-            room = min(spec.max_positions, spec.sliding_window or spec.max_positions) - prompt_len + 1
-            return max(1, min(self.config.max_tokens, room))
-        if asked > limit:
-            raise InvalidRequest(f"sampling.max_tokens: {asked} is more than the {limit} allowed")
-        return asked
-
-
-def _conditioned(chunks: Sequence[Chunk]) -> bool | None:
-    """Whether some are computed behind others of their documents; None: there are none."""
-    return any(chunk.parent_id for chunk in chunks) if chunks else None

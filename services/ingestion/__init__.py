@@ -5,6 +5,6 @@ durable. Knows nothing of models beyond the tokenizer, and keeps no state: manif
 truth, so an interrupted run is simply run again.
 
 Start reading at ``upsert.py`` (the steps of one document; ``auxiliary.py``: the one for the selector), then
-``run.py`` (many documents), ``upkeep.py`` (index and KV of stored documents made whole), ``formats/`` and
-``chunker.py``.
+``run.py`` (many documents), ``upkeep.py`` (index and KV of stored documents made whole), ``parsing/`` (the
+processes that read documents), ``formats/`` and ``chunker.py``.
 """

@@ -7,7 +7,8 @@ from services.ingestion.config import IngestionConfig
 from services.ingestion.formats.ocr import OcrCommand
 from services.ingestion.formats.reading import ParserSettings
 from services.ingestion.handlers import IngestHandlers
-from services.ingestion.recipe import Recipe, context_tokens
+from services.ingestion.parsing.processes import ParserProcesses
+from services.ingestion.recipe import Parse, Recipe, context_tokens
 from services.ingestion.service import IngestionService
 from services.ingestion.upsert import DocumentStore
 from shared import log as logs
@@ -25,14 +26,17 @@ class Ingestion(IngestHandlers):
     def __init__(self, config: IngestionConfig) -> None:
         logs.configure(self.application, config.deployment.log)
         keep_private()
-        super().__init__(build_service(config), config.run_deadline_s)
+        self.limits = config.limits
+        self._parsers = ParserProcesses(config.parsing)
+        super().__init__(build_service(config, self._parsers), config.run_deadline_s)
 
     def __del__(self) -> None:
         if hasattr(self, "_service"):
             self._service.close()
+            self._parsers.close()
 
 
-def build_service(config: IngestionConfig) -> IngestionService:
+def build_service(config: IngestionConfig, parse: Parse) -> IngestionService:
     def to(application: str) -> Transport:
         return transport_to(application, config.addresses)
 
@@ -44,17 +48,19 @@ def build_service(config: IngestionConfig) -> IngestionService:
         prefill_batch=config.prefill_batch,
         selector=selection.SelectionClient(to(config.selector)) if config.selector else None,
     )
-    recipe = load_or_error(lambda: _recipe(config), f"documents cannot be cut for model {config.model}")
+    recipe = load_or_error(
+        lambda: _recipe(config, parse), f"documents cannot be cut for model {config.model}"
+    )
     return IngestionService(config, recipe, store)
 
 
-def _recipe(config: IngestionConfig) -> Recipe | None:
+def _recipe(config: IngestionConfig, parse: Parse) -> Recipe | None:
     """None: the model has no tokenizer."""
     tokenizer = PromptTokenizer.of_model(config.model, config.prompt)
     if tokenizer is None:
         return None
     room = context_tokens(config, len(tokenizer.prefix_ids))
-    return Recipe(tokenizer, config.chunk_tokens, _parsers(config), config.kv_context, room)
+    return Recipe(tokenizer, config.chunk_tokens, _parsers(config), config.kv_context, room, parse)
 
 
 def _parsers(config: IngestionConfig) -> ParserSettings:

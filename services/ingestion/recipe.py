@@ -24,6 +24,8 @@ from shared.prompt_template import PromptTemplate
 _RECUT = "recut:"  # in front of the settings by which a stored text was cut
 _INCOMPLETE = "incomplete"
 _DEFAULT = ParserSettings()
+Parse = Callable[[SourceDocument, ParserSettings, Callable[[], None]], ParsedDocument]
+"""``formats.parse.parse``, here or in a process of its own."""
 _CHARS_PER_TOKEN = 2  # of tables, which are mostly numbers and signs
 
 
@@ -64,7 +66,9 @@ class Recipe:
         parsers: ParserSettings = _DEFAULT,
         context: KvContext = KvContext.NONE,
         context_tokens: int = 0,
+        parse: Parse = parse,
     ) -> None:
+        self._parse = parse
         self._parsers = replace(parsers, table_chars=chunk_tokens * _CHARS_PER_TOKEN)
         self._tokenizer = tokenizer
         self.kv_context = "" if context is KvContext.NONE else context.value  # as in a manifest
@@ -98,7 +102,7 @@ class Recipe:
         Raises:
             UnreadableDocument: says what is wrong with the document.
         """
-        return parse(source, self._parsers, check)
+        return self._parse(source, self._parsers, check)
 
     def cut(self, source: SourceDocument, parsed: ParsedDocument) -> Draft:
         """The hash of a document that a tool failed on is not that of its source, so that it counts as

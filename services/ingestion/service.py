@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from services.ingestion.config import IngestionConfig
 from services.ingestion.mixing import mixed_collections
+from services.ingestion.parsing.turns import Turns
 from services.ingestion.recipe import Draft, Recipe, is_current
 from services.ingestion.run import run_documents
 from services.ingestion.upkeep import DocumentUpkeep, unknown
@@ -63,6 +64,7 @@ class IngestionService:
         # one: tokenizers are not for several threads
         self._cutting = ThreadPoolExecutor(1, thread_name_prefix="cut")
         self._parsing = ThreadPoolExecutor(config.parallel_documents, thread_name_prefix="parse")
+        self._turns = Turns(config.parallel_documents)
         self._locks = Locks()
         self.upkeep = DocumentUpkeep(store, self._locks, config.parallel_documents)
 
@@ -204,7 +206,8 @@ class IngestionService:
         return mixed_collections(counts, replace(model.made_for, kv_context=recipe.kv_context))
 
     async def _cut(self, ctx: RequestContext, recipe: Recipe, source: SourceDocument) -> Draft:
-        """Parses in a thread of its own, which ends soon after nobody waits for it any more."""
+        """Parses when it is the tenant's turn, in a thread of its own, which ends soon after nobody waits for
+        it any more."""
         given_up = threading.Event()
 
         def check() -> None:
@@ -214,7 +217,8 @@ class IngestionService:
 
         loop = asyncio.get_running_loop()
         try:
-            parsed = await loop.run_in_executor(self._parsing, recipe.parse, source, check)
+            async with ctx.until_deadline("reading a document"), self._turns.turn(ctx.tenant):
+                parsed = await loop.run_in_executor(self._parsing, recipe.parse, source, check)
         finally:
             given_up.set()
         return await loop.run_in_executor(self._cutting, recipe.cut, source, parsed)

@@ -12,6 +12,7 @@ document is not embedded again.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -28,6 +29,7 @@ from shared.documents import Stage, UpsertProgress
 from shared.errors import Conflict, FailedPrecondition, KvquiltError, ModelMismatch, NotFound, StorageFull
 from shared.generation.described import ModelDescription
 from shared.generation.pieces import Piece
+from shared.indexable import check_indexable
 from shared.kv_stores import ManifestStore
 from shared.kv_types import Manifest, ManifestChunk
 from shared.request import RequestContext
@@ -105,11 +107,13 @@ class DocumentStore:
         """Prefill, auxiliary, manifest, index.
 
         Raises:
+            InvalidRequest: it does not fit into the index.
             ModelMismatch: the generator serves another model than when the run began.
             StorageFull: no space for KV or manifest.
             Conflict: chunks vanish as fast as they are made.
         """
         manifest = self._manifest(ctx, collection, model, draft)
+        await asyncio.to_thread(check_indexable, _indexed(manifest))  # before anything is computed and stored
         report(_progress(manifest, Stage.PARSED))
         reused = await self._prefill(ctx, manifest, report)
         for _ in range(_ROUNDS):
@@ -234,25 +238,7 @@ class DocumentStore:
         return sum(durable.values())
 
     async def _index(self, ctx: RequestContext, manifest: Manifest, anew: bool = False) -> IndexChange:
-        made = manifest.made_for
-        document = IndexedDocument(
-            document_id=manifest.document_id,
-            title=manifest.title,
-            model_fingerprint=manifest.model_fingerprint,
-            chunks=tuple(
-                IndexedChunk(
-                    *(c.chunk_id, c.text, c.token_ids, c.heading, c.char_start, c.char_end, c.parent_id),
-                    place=place,
-                    block=block,
-                )
-                for place, (c, block) in enumerate(zip(manifest.chunks, blocks_of(manifest), strict=True), 1)
-            ),
-            metadata=manifest.metadata,
-            # of a document of an earlier version nothing: its rows are as they should be
-            prefix_hash=made.prefix if made.template else "",
-            template_hash=made.template,
-            kv_context=made.kv_context,
-        )
+        document = _indexed(manifest)
         work = max(1, len(manifest.chunks) // self.prefill_batch)
         return await self.policy.run(
             ctx, lambda c: self.index.index(c, manifest.collection, document, anew), work
@@ -275,6 +261,28 @@ class DocumentStore:
             created_s=self.now(),
             kv_context=draft.kv_context,
         )
+
+
+def _indexed(manifest: Manifest) -> IndexedDocument:
+    made = manifest.made_for
+    return IndexedDocument(
+        document_id=manifest.document_id,
+        title=manifest.title,
+        model_fingerprint=manifest.model_fingerprint,
+        chunks=tuple(
+            IndexedChunk(
+                *(c.chunk_id, c.text, c.token_ids, c.heading, c.char_start, c.char_end, c.parent_id),
+                place=place,
+                block=block,
+            )
+            for place, (c, block) in enumerate(zip(manifest.chunks, blocks_of(manifest), strict=True), 1)
+        ),
+        metadata=manifest.metadata,
+        # of a document of an earlier version nothing: its rows are as they should be
+        prefix_hash=made.prefix if made.template else "",
+        template_hash=made.template,
+        kv_context=made.kv_context,
+    )
 
 
 def _progress(manifest: Manifest, stage: Stage, done: int | None = None, reused: int = 0) -> UpsertProgress:

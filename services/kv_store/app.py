@@ -55,6 +55,7 @@ class KvStoreFront(StoreHandlers, FileHandlers):
 
     def __init__(self, config: KvStoreConfig) -> None:
         logs.configure(self.application, config.deployment.log)
+        self.limits = config.limits
         self._nodes = RayNodes(lambda node_id: _start_agent(config, node_id))
         store = ClusterStore(self._nodes, ray.get_runtime_context().get_node_id())
         StoreHandlers.__init__(self, store)
@@ -113,7 +114,7 @@ class AgentActor:
             build_node, self._node_id, config, nodes, partial(FlightServer, host), objects
         )
         atexit.register(self._node.own.remove_memory)
-        self._server, self._address = await start_server(self._node.agent, host)
+        self._server, self._address = await start_server(self._node.agent, host, limits=config.limits)
         house = Housekeeping(
             self._node.agent, nodes, self._node_id, self._config.garbage, self._config.reconcile_s
         )

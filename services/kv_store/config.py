@@ -11,6 +11,7 @@ from services.kv_store.s3.settings import ObjectSettings
 from services.kv_store.tiers.memory_directory import memory_directory
 from shared.config import check_above_zero, check_least
 from shared.deployment import DeploymentConfig
+from shared.limits import RequestLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class KvStoreConfig:
     that holds everything, if its endpoint is given. ``disk_capacity_bytes`` 0: as much as fits. ``lease_s``:
     how long a chunk stays in its tier after somebody was told where it is. ``prefer_peers``: fetch from other
     nodes before the object store. ``stale_staging_s``: staged files that did not change for so long belong to
-    nobody any more."""
+    nobody any more. ``limits``: of requests; filled in from the shared section."""
 
     directory: str
     host: str = ""
@@ -66,6 +67,7 @@ class KvStoreConfig:
     garbage: GarbageConfig = field(default_factory=GarbageConfig)
     reconcile_s: float = 2.0
     stale_staging_s: float = 3600.0
+    limits: RequestLimits = field(default_factory=RequestLimits)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

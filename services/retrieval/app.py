@@ -27,6 +27,7 @@ class Retrieval(RetrievalHandlers):
     def __init__(self, config: RetrievalConfig) -> None:
         logs.configure(self.application, config.deployment.log)
         keep_private()
+        self.limits = config.limits
         super().__init__(_try_to_build(config))
         self._opening = asyncio.get_running_loop().create_task(self._keep_opening(config))
 

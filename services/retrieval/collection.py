@@ -10,7 +10,7 @@ from pymilvus import MilvusException
 
 from services.retrieval.lexicon import Lexicon
 from services.retrieval.milvus import CALL_S, NOT_LOADED, Lexical, Milvus
-from services.retrieval.rows import MAX_ROWS_PER_DOCUMENT
+from shared.indexable import MAX_ROWS_PER_DOCUMENT
 
 MAX_K = 16_384  # Milvus' own limit for one ranking
 _LOAD_ATTEMPTS, _LOAD_PAUSE_S = 10, 0.1

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from shared.config import check_least
 from shared.deployment import DeploymentConfig
+from shared.limits import RequestLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class RetrievalConfig:
     rerank_depth: how many of what was found it reads; at least those that were asked for.
     startup_timeout_s: how long to wait for a Milvus server, or for the previous owner of the embedded
     directory to let go.
+    limits: of requests; filled in from the shared section.
     """
 
     milvus_uri: str
@@ -40,6 +42,7 @@ class RetrievalConfig:
     reranker: str = ""
     rerank_depth: int = 24
     startup_timeout_s: float = 60.0
+    limits: RequestLimits = field(default_factory=RequestLimits)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

@@ -7,26 +7,16 @@ a prefix of its digits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from shared.errors import InvalidRequest
-from shared.search import Filter, FilterOp, check_metadata
+from shared.indexable import OTHER_LANGUAGE, term_key, term_value
+from shared.search import Filter, FilterOp
 
 TERMS_FIELD = "terms"
-OTHER_LANGUAGE = "_other_language"  # no key of a filter: those are hex digits
 IN_OTHER_LANGUAGE = f'exists {TERMS_FIELD}["{OTHER_LANGUAGE}"]'
 MAX_FILTERS = 32
 MAX_VALUES = 256
-
-
-def encode_terms(document_id: str, title: str, metadata: Mapping[str, str]) -> dict[str, str]:
-    """
-    Raises:
-        InvalidRequest: a metadata key is empty or has the name of a built-in field.
-    """
-    check_metadata(metadata)
-    values = {**metadata, "document_id": document_id, "title": title}
-    return {_key(key): _hex(value) for key, value in values.items()}
 
 
 def expression(filters: Sequence[Filter]) -> str:
@@ -51,19 +41,10 @@ def _condition(position: int, condition: Filter) -> str:
             )
     elif len(condition.values) != 1:
         raise InvalidRequest(f"{where}.values: takes exactly one value, got {len(condition.values)}")
-    term = f'{TERMS_FIELD}["{_key(condition.field)}"]'
-    digits = [_hex(value) for value in condition.values]
+    term = f'{TERMS_FIELD}["{term_key(condition.field)}"]'
+    digits = [term_value(value) for value in condition.values]
     if condition.op is FilterOp.PREFIX:
         return f'{term} like "{digits[0]}%"'
     if condition.op is FilterOp.NE:
         return f'not (exists {term}) or {term} != "{digits[0]}"'
     return " or ".join(f'{term} == "{value}"' for value in digits)
-
-
-def _key(name: str) -> str:
-    return "k" + name.encode("utf-8", "surrogatepass").hex()
-
-
-def _hex(value: str) -> str:
-    # The letter in front keeps an empty value a value.
-    return "v" + value.encode("utf-8", "surrogatepass").hex()

@@ -20,7 +20,8 @@ from pymilvus import DataType, Function, FunctionType
 from services.retrieval.embedder import EmbedderSettings
 from services.retrieval.filters import TERMS_FIELD
 from services.retrieval.milvus import CALL_S, Lexical, Milvus
-from services.retrieval.rows import KEY_LEN, MAX_FIELD_BYTES
+from services.retrieval.rows import KEY_LEN
+from shared.indexable import MAX_FIELD_BYTES
 
 _ESCAPES = {"_": "__", "-": "_m", ".": "_d"}
 _ORIGINALS = {code[1]: ch for ch, code in _ESCAPES.items()}

@@ -20,8 +20,9 @@ from services.retrieval.embedders import Embedders, Load
 from services.retrieval.filters import expression
 from services.retrieval.index import MilvusIndex
 from services.retrieval.reranker import Reranker
-from services.retrieval.rows import check_queries, in_other_language, rows_of, searchable_text, text_of
+from services.retrieval.rows import check_queries, in_other_language
 from shared.errors import FailedPrecondition, InvalidRequest, NotFound
+from shared.indexable import check_indexable, searchable_text, text_of
 from shared.ranking import fuse_scores
 from shared.request import RequestContext, check_name
 from shared.search import (
@@ -159,7 +160,7 @@ class RetrievalService:
             raise InvalidRequest("document_id: is empty")
         if not document.chunks:
             raise InvalidRequest("chunks: a document without chunks cannot be indexed; unindex it instead")
-        rows_of(ctx.tenant, collection, document)  # refuses what does not fit before anything is computed
+        check_indexable(document)
         places = await self._read(self._index.places, ctx.tenant, collection)
         targets = {places.own: self._embedder}
         if places.replacing and not anew:

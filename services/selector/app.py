@@ -23,6 +23,7 @@ class SelectionApp(SelectionServicer):
     def __init__(self, config: SelectorConfig) -> None:
         logs.configure(self.application, config.deployment.log)
         keep_private()
+        self.limits = config.limits
         # Ray sets OMP_NUM_THREADS to the CPUs that it reserves, at least 1.
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
         node_id = ray.get_runtime_context().get_node_id()

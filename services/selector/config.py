@@ -8,6 +8,7 @@ from typing import Literal
 from shared.config import check_least
 from shared.deployment import DeploymentConfig
 from shared.engine_config import GIB
+from shared.limits import RequestLimits
 from shared.prompt_config import PromptConfig
 
 
@@ -26,7 +27,7 @@ class SelectorConfig:
     max_waiting: requests that wait for the auxiliary model beyond this many are refused as overloaded.
     kv_store: the application that keeps auxiliary KV; empty: none, it is computed here and forgotten with the
     process.
-    prompt: of the primary; filled in from the shared section.
+    prompt: of the primary; filled in from the shared section, as limits are.
     """
 
     model: str = ""
@@ -40,6 +41,7 @@ class SelectorConfig:
     max_waiting: int = 64
     kv_store: str = "kv_store"
     prompt: PromptConfig = field(default_factory=PromptConfig)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

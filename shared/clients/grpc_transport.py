@@ -29,6 +29,7 @@ CHANNEL_OPTIONS = (
 _DIED = re.compile(
     r"actor (died|is dead|is (temporarily )?unavailable)|^Internal error from Core$", re.IGNORECASE
 )
+_TOO_LARGE = re.compile(r"(Received|Sent) message larger than max \((\d+) vs\. (\d+)\)")
 _NOT_DEPLOYED = re.compile(r"^(Application '[^']*') not found")
 
 
@@ -127,6 +128,11 @@ def error_of(error: grpc.aio.AioRpcError) -> errors.KvquiltError:
         return errors.Unavailable("the service died while it was answering; retry")
     if details is None and error.code() is grpc.StatusCode.NOT_FOUND and (found := _NOT_DEPLOYED.match(text)):
         return errors.Unavailable(f"{found[1]} is not deployed where it was called; retry, or call another")
+    if details is None and (found := _TOO_LARGE.search(text)):
+        return errors.InvalidRequest(
+            f"the message has {found[2]} bytes, more than the {found[3]} that are taken (docs/limits.md); "
+            "send less at once"
+        )
     return from_status(error.code().name, text, details)
 
 

@@ -7,6 +7,7 @@ its policy, the module of its name under ``shared.engine.modes``.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from dataclasses import dataclass
 
 from shared.errors import InvalidRequest
@@ -167,7 +168,7 @@ class Recompute:
             check_range("recompute.ratio", self.ratio, 0 <= self.ratio <= 1, "0 to 1")  # False for NaN
         for tokens in (self.tokens, *self.by_question):
             if len(set(tokens)) < len(tokens):
-                repeated = next(token for i, token in enumerate(tokens) if token in tokens[:i])
+                repeated, _ = Counter(tokens).most_common(1)[0]
                 raise InvalidRequest(
                     f"recompute.tokens: {repeated} is there more than once; name each token once"
                 )

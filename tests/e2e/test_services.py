@@ -7,11 +7,21 @@ from contextlib import aclosing
 
 import grpc
 import pytest
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import Message
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from cluster.cli.remote import ingest_client, rag_client
 from cluster.compose import APPLICATIONS
-from protos.kvquilt.v1 import common_pb2, rag_pb2, rag_pb2_grpc
+from protos.kvquilt.v1 import (
+    common_pb2,
+    generation_pb2,
+    rag_pb2,
+    rag_pb2_grpc,
+    recompute_pb2,
+    retrieval_pb2,
+    selection_pb2,
+)
 from shared.answer import (
     AnswerDone,
     AnswerEvent,
@@ -21,7 +31,7 @@ from shared.answer import (
     RetrievalOptions,
     Retrieved,
 )
-from shared.clients.grpc_transport import GrpcTransport
+from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.clients.health import ServiceHealth
 from shared.clients.service import ServiceClient
 from shared.errors import ContextTooLong, InvalidRequest, NotFound
@@ -133,6 +143,75 @@ async def test_bad_requests_raise_what_the_service_raised(
         with pytest.raises(error, match=says):
             async for _ in client.answer(RequestContext.create(), Inquiry(collection, (question,))):
                 pass
+
+
+TOO_MUCH: list[tuple[str, str, Message, str]] = [
+    (
+        "gateway",
+        "Answer",
+        rag_pb2.AnswerRequest(questions=[QUESTION], sampling=common_pb2.Sampling(stop=["x"] * 100_000)),
+        r"^sampling.stop: has 100000 entries, more than the 64 that limits.stop_strings allows",
+    ),
+    (
+        "gateway",
+        "Answer",
+        rag_pb2.AnswerRequest(meta=common_pb2.RequestMeta(request_id="a\nb"), questions=[QUESTION]),
+        r"^meta.request_id: 'a\\nb' is no word",
+    ),
+    (
+        "generator",
+        "Generate",
+        generation_pb2.GenerateRequest(questions=[generation_pb2.Piece(text="why " * 1_250_000)]),
+        r"^GenerateRequest: has \d+ bytes, more than the 4194304 that limits.message_bytes allows",
+    ),
+    (
+        "generator",
+        "Generate",
+        generation_pb2.GenerateRequest(
+            questions=[generation_pb2.Piece(text="why?")],
+            recompute=recompute_pb2.Recompute(tokens=[*range(100_000), 7]),
+        ),
+        r"^recompute.tokens: 7 is there more than once",
+    ),
+    (
+        "selector",
+        "Select",
+        selection_pb2.SelectRequest(chunks=[selection_pb2.SelectionChunk(text="word " * 4_000_000)]),
+        r"^SelectRequest: has \d+ bytes, more than the 4194304 that limits.message_bytes allows",
+    ),
+    (
+        "retrieval",
+        "Index",
+        retrieval_pb2.IndexRequest(title="t" * 50_000_000),
+        r"^title: has 50000000 bytes, more than the 16384 that limits.title_bytes allows",
+    ),
+    (
+        "retrieval",
+        "Search",
+        retrieval_pb2.SearchRequest(
+            queries=[QUESTION],
+            filters=[retrieval_pb2.Filter(field="k", op=6, values=["v"])],  # type: ignore[arg-type]
+        ),
+        r"^filters\[0\].op: 6 is not known; use one of .*OP_NE",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("application", "method", "request_", "says"), TOO_MUCH, ids=[says[1:20] for *_, says in TOO_MUCH]
+)
+async def test_what_exceeds_a_limit_is_refused_by_name(
+    stack: Stack, application: str, method: str, request_: Message, says: str
+) -> None:
+    async with grpc.aio.insecure_channel(stack.target, options=CHANNEL_OPTIONS) as channel:
+        transport = GrpcTransport(channel, f"kvquilt.v1.{SERVICES[application]}", application)
+        streams = method in ("Answer", "Generate")
+        with pytest.raises(InvalidRequest, match=says):
+            await (
+                anext(transport.stream(method, request_, Empty, 60.0))
+                if streams
+                else transport.unary(method, request_, Empty, 60.0)
+            )
 
 
 async def test_an_error_names_its_reason_and_leaks_nothing(stack: Stack) -> None:

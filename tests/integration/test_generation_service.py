@@ -272,9 +272,9 @@ class TestTextAndIds:
             async with serving(models / "talking", store, stop_repeated=configured) as served:
                 assert isinstance(served.generator, Generator)
                 plan = served.generator.plan
-                assert plan(context(), order).request.sampling.stop_repeated is configured
+                assert (await plan(context(), order)).request.sampling.stop_repeated is configured
                 for other in others:
-                    assert not plan(context(), other).request.sampling.stop_repeated
+                    assert not (await plan(context(), other)).request.sampling.stop_repeated
 
     async def test_a_model_without_a_tokenizer_serves_ids_and_refuses_text(
         self, models: Path, store: DirectoryStore

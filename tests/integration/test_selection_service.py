@@ -199,8 +199,12 @@ async def test_it_says_what_it_is(models: Path, store: DirectoryStore) -> None:
 async def test_errors_cross_the_wire(models: Path, store: DirectoryStore) -> None:
     (chunk,) = chunks_of(models, PASSAGES[0])
     async with selecting(models, store) as served:
-        for ratio in (-0.1, 1.5, float("nan")):
-            with pytest.raises(InvalidRequest, match="recompute_ratio"):
+        for ratio, says in (
+            (-0.1, "recompute_ratio"),
+            (1.5, "recompute_ratio"),
+            (float("nan"), "ratio: nan"),
+        ):
+            with pytest.raises(InvalidRequest, match=says):
                 await served.client.select(context(), order_of([chunk], ratio=ratio))
         with pytest.raises(InvalidRequest, match=r"questions\[0\]: is empty"):
             await served.client.select(context(), order_of([chunk], ""))
@@ -213,7 +217,7 @@ async def test_errors_cross_the_wire(models: Path, store: DirectoryStore) -> Non
             await served.client.select(RequestContext("r", "t", 0.0), order_of([chunk]))
 
 
-async def test_what_a_caller_leaves_out_or_does_not_know_is_the_default(
+async def test_what_a_caller_leaves_out_is_the_default_and_what_nobody_knows_is_refused(
     models: Path, store: DirectoryStore
 ) -> None:
     (chunk,) = chunks_of(models, PASSAGES[0])
@@ -222,15 +226,16 @@ async def test_what_a_caller_leaves_out_or_does_not_know_is_the_default(
             context(),
             SelectionOrder((chunk,), (QUESTION,), 0.2, Grouping.BUDGET, Reading.STITCHED),
         )
-        for fields in ({}, {"grouping": 77, "reading": 77}):
-            pb_chunk = selection_pb2.SelectionChunk(text=chunk.text, token_ids=chunk.token_ids)
-            request = selection_pb2.SelectRequest(
-                chunks=[pb_chunk], questions=[QUESTION], ratio=0.2, **fields
-            )  # type: ignore[arg-type]
-            response = await served.stub.Select(request)
-            (told,) = response.questions
-            assert tuple(told.tokens) == named.tokens
-            assert told.reading == selection_pb2.READING_STITCHED
+        pb_chunk = selection_pb2.SelectionChunk(text=chunk.text, token_ids=chunk.token_ids)
+        request = selection_pb2.SelectRequest(chunks=[pb_chunk], questions=[QUESTION], ratio=0.2)
+        response = await served.stub.Select(request)
+        (told,) = response.questions
+        assert tuple(told.tokens) == named.tokens
+        assert told.reading == selection_pb2.READING_STITCHED
+        for field in ("grouping", "reading"):
+            unknown = selection_pb2.SelectRequest(**{field: 77})  # type: ignore[arg-type]
+            with pytest.raises(grpc.aio.AioRpcError, match=f"{field}: 77 is not known; use one of "):
+                await served.stub.Select(unknown)
 
 
 @pytest.mark.parametrize(

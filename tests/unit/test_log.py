@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from shared import log
+from shared.errors import InvalidRequest
 from shared.log import LogConfig
 from shared.request import RequestContext
 
@@ -48,6 +49,21 @@ def test_text_has_the_same_for_eyes(stream: io.StringIO) -> None:
     logging.getLogger("here").debug("opened", extra={"chunks": 2})
     assert "DEBUG   kv_store: opened" in stream.getvalue()
     assert stream.getvalue().rstrip().endswith("chunks=2")
+
+
+def test_what_a_caller_says_neither_begins_a_line_nor_steers_a_terminal(stream: io.StringIO) -> None:
+    log.configure("gateway", LogConfig("INFO", "text"), stream)
+    logging.getLogger("here").info("refused %s", "a\n2026-01-01 INFO b: \x1b[2Jforged\u2028")
+    (line,) = stream.getvalue().splitlines()
+    assert "refused a\\x0a2026-01-01 INFO b: \\x1b[2Jforged\\x2028" in line
+
+
+@pytest.mark.parametrize("request_id", ["a\nb", "\x1b[2J", "a b", "é", "r" * 129, "a\0"])
+def test_a_request_id_is_one_word_of_visible_ascii(request_id: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"^meta.request_id: ") as refusal:
+        RequestContext.create(request_id)
+    assert refusal.value.detail.isprintable()
+    assert RequestContext.create("trace-7/5:a_b.c#1").request_id == "trace-7/5:a_b.c#1"
 
 
 def test_configuring_again_replaces_the_first_setup(stream: io.StringIO) -> None:

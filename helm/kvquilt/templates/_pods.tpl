@@ -163,6 +163,10 @@ emptyDir:
 {{- define "kvquilt.rayEnv" -}}
 - {name: HOME, value: /tmp}
 - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
+# What no request may exceed is not taken in at all (docs/limits.md).
+{{- $limits := default dict .Values.config.limits }}
+- name: RAY_SERVE_GRPC_MAX_MESSAGE_SIZE
+  value: {{ max (default 4194304 $limits.message_bytes) (default 134217728 $limits.upsert_bytes) (default 268435456 $limits.document_bytes) | quote }}
 - {name: RAY_DEDUP_LOGS, value: "0"}
 - {name: RAY_COLOR_PREFIX, value: "0"}
 {{- if eq .Values.rayAuth "disabled" }}

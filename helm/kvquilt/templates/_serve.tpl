@@ -59,6 +59,10 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 {{- $args := dict "data_dir" $quilt.data_dir -}}
 {{- with $quilt.model }}{{ $_ := set $args "model" . }}{{ end -}}
 {{- with $quilt.log }}{{ $_ := set $args "log" . }}{{ end -}}
+{{- with $quilt.limits }}{{ $_ := set $args "limits" . }}{{ end -}}
+{{- if has $name (list "ingestion" "generator" "selector") -}}
+{{- with $quilt.prompt }}{{ $_ := set $args "prompt" . }}{{ end -}}
+{{- end -}}
 {{- $own := omit $section "deployment" -}}
 {{- with $section.deployment.log }}{{ $_ := set $own "deployment" (dict "log" .) }}{{ end -}}
 {{- if $own }}{{ $_ := set $args $name $own }}{{ end -}}

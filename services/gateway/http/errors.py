@@ -28,6 +28,8 @@ _RENAMED = {
     "recompute.ratio": "ratio",
     "reuse": "mode",
     "question": "messages",
+    "questions[0]": "messages",
+    "preface": "messages",
     "meta.request_id": "x-request-id",
     "meta.tenant": "tenant",
     "meta.deadline_ms": "deadline_ms",

@@ -95,7 +95,7 @@ class ChatRequest(_Lenient):
     n: int | None = None
     stop: _Text | list[_Text] | None = None
 
-    collection: str | None = None
+    collection: _Text | None = None
     mode: str | None = None
     ratio: float | None = None
     adapter: _Text | None = None

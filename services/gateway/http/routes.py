@@ -28,8 +28,10 @@ from services.gateway.http.streaming import ChunkStream
 from shared import log as logs
 from shared.answer import AnswerDone, AnswerEvent, Inquiry
 from shared.errors import KvquiltError
+from shared.limits import DEFAULT_LIMITS, RequestLimits, check_request
 from shared.request import RequestContext
 from shared.streams import until
+from shared.wire.answer import INQUIRY
 
 _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ApiErrorBody}, "5XX": {"model": ApiErrorBody}}
 
@@ -57,8 +59,13 @@ class ServedModels(BaseModel):
     data: list[ServedModel]
 
 
-def http_app(pipeline: Answering, config: HttpConfig, clock: Callable[[], float] = time.time) -> FastAPI:
-    """``clock``: seconds since 1970."""
+def http_app(
+    pipeline: Answering,
+    config: HttpConfig,
+    limits: RequestLimits = DEFAULT_LIMITS,
+    clock: Callable[[], float] = time.time,
+) -> FastAPI:
+    """``limits``: as of the same question by gRPC. ``clock``: seconds since 1970."""
     app = FastAPI(
         title="kvquilt",
         docs_url=None,  # they would load scripts from elsewhere
@@ -98,6 +105,7 @@ def http_app(pipeline: Answering, config: HttpConfig, clock: Callable[[], float]
         ctx = request.context(http.headers)
         logs.bind(ctx)
         inquiry = request.inquiry()
+        check_request(INQUIRY.to_pb(inquiry), limits)
         head = CompletionHead(ctx.request_id, int(clock()), served.id, inquiry.collection, request.ratio)
         events = until(AnswerDone, pipeline.answer(ctx, inquiry), "the answer broke off; retry")
         if request.stream:

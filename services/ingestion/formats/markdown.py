@@ -12,6 +12,7 @@ from markdown_it import MarkdownIt
 from services.ingestion.formats.document import Heading, ParsedDocument
 from services.ingestion.formats.plain import decode
 
+_TEXT = "tag:yaml.org,2002:str"
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 
 
@@ -44,15 +45,16 @@ def _plain(markdown: str) -> str:
 
 def _without_front_matter(text: str) -> tuple[str, str]:
     """The text behind a YAML header, and the header's title. What looks like one but is not YAML stays
-    text."""
+    text. Nothing but the title is made of the header: merging keys and reading dates could take for ever, or
+    fail."""
     found = _FRONT_MATTER.match(text)
     if found is None:
         return text, ""
     try:
-        values = yaml.safe_load(found[1])
-    except yaml.YAMLError:
+        header = yaml.compose(found[1], yaml.SafeLoader)
+    except (yaml.YAMLError, ValueError):
         return text, ""
-    if not isinstance(values, dict):
+    if not isinstance(header, yaml.MappingNode):
         return text, ""
-    title = values.get("title")
-    return text[found.end() :], title.strip() if isinstance(title, str) else ""
+    titles = [value.value for key, value in header.value if key.value == "title" and value.tag == _TEXT]
+    return text[found.end() :], titles[-1].strip() if titles else ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import PurePosixPath
@@ -19,7 +21,9 @@ from services.ingestion.formats.pptx import parse_pptx
 from services.ingestion.formats.reading import DocumentReading, ParserSettings
 from services.ingestion.formats.xlsx import parse_xlsx
 from shared.documents import SourceDocument
-from shared.errors import UnreadableDocument
+from shared.errors import KvquiltError, UnreadableDocument
+
+log = logging.getLogger(__name__)
 
 # Goes into a document's source hash: raise it when a parser makes another text of the same bytes.
 PARSERS_VERSION = 1
@@ -79,12 +83,20 @@ def parse(
         raise UnreadableDocument("the document is empty")
     try:
         parsed = _parse(document, DocumentReading(settings, check))
+    except (KvquiltError, MemoryError):
+        raise
     except RecursionError:
         raise UnreadableDocument("the document is nested too deeply") from None
+    except Exception as error:  # parsers are libraries of others, and documents anything at all
+        log.warning("a parser failed", exc_info=error)
+        raise UnreadableDocument(
+            f"its parser failed over the document ({type(error).__name__}); save it anew, or in another "
+            "format"
+        ) from None
     if not parsed.text.strip():
         raise UnreadableDocument("the document holds no text")
     headings = tuple(replace(heading, title=_clipped(heading.title)) for heading in parsed.headings)
-    title = parsed.title.strip() or _title_of_name(document.document_id)
+    title = _printable(parsed.title) or _title_of_name(document.document_id)
     return replace(parsed, title=_clipped(title), headings=headings)
 
 
@@ -106,6 +118,11 @@ def _parse_attached(document: SourceDocument, reading: DocumentReading) -> Parse
     if name not in _BY_MEDIA_TYPE:
         raise UnreadableDocument(f"media type {name!r} is not supported")
     return _parse(document, reading)
+
+
+def _printable(title: str) -> str:
+    """Without control characters, which the properties of a document may hold."""
+    return "".join(" " if unicodedata.category(ch) == "Cc" else ch for ch in title).strip()
 
 
 def _clipped(title: str) -> str:

@@ -27,6 +27,7 @@ _LEGACY = (
 )
 _MAX_CONTROL_SHARE = 0.01
 _GUESS_BYTES = 64 * 1024
+_SHOWN = 40
 _MAX_HEADING_WORDS = 12
 _TITLE = re.compile(r"[^\W_].{0,78}(?<![.,;!?…。、！？])")
 _UNDERLINE = re.compile(r"={3,}|-{3,}|~{3,}")
@@ -69,8 +70,9 @@ def decode(content: bytes, charset: str = "") -> str:
     if encoding:
         try:
             text = content.decode(encoding)
+            text.encode()  # some encodings can spell halves of characters
         except (ValueError, LookupError):
-            raise UnreadableDocument(f"the bytes are not {encoding} text") from None
+            raise UnreadableDocument(f"the bytes are not {encoding[:_SHOWN]} text") from None
     else:
         text = _guess(content)
     text = normalize_newlines(text)

@@ -12,6 +12,7 @@ from protos.kvquilt.v1 import kv_store_node_pb2_grpc, kv_store_pb2, kv_store_pb2
 from services.kv_store.handlers import StoreHandlers
 from shared.clients.grpc_transport import CHANNEL_OPTIONS
 from shared.kv_stores import NodeAgent, NodeFiles
+from shared.limits import DEFAULT_LIMITS, RequestLimits
 from shared.request import RequestContext
 from shared.rpc import server_stream, unary
 from shared.wire.kv_store import CHAIN, CHUNK_PAGE, DELETED, OPENED, PEER_COPY
@@ -95,7 +96,11 @@ class AgentHandlers(StoreHandlers, FileHandlers):
 
 
 async def start_server(
-    agent: NodeAgent, host: str, port: int = 0, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+    agent: NodeAgent,
+    host: str,
+    port: int = 0,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    limits: RequestLimits = DEFAULT_LIMITS,
 ) -> tuple[grpc.aio.Server, str]:
     """A running gRPC server with both services, and its address; port 0: one that is free. Keep the server,
     or it stops.
@@ -103,8 +108,10 @@ async def start_server(
     Raises:
         RuntimeError: the port is taken.
     """
-    server = grpc.aio.server(options=CHANNEL_OPTIONS, interceptors=interceptors)
+    largest = ("grpc.max_receive_message_length", limits.largest_bytes)
+    server = grpc.aio.server(options=(*CHANNEL_OPTIONS, largest), interceptors=interceptors)
     handlers = AgentHandlers(agent)
+    handlers.limits = limits
     add_store: Any = kv_store_pb2_grpc.add_KvStoreServicer_to_server
     add_node: Any = kv_store_node_pb2_grpc.add_NodeStoreServicer_to_server
     for add in (add_store, add_node):

@@ -13,6 +13,7 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.compose import APPLICATIONS
+from shared.limits import RequestLimits
 from tests.helm import KUBERNETES, PROFILES, Helm, only, profile, serve_config_of
 
 CRD = Path(__file__).parents[2] / "schemas" / "ray.io_rayservices.yaml"
@@ -124,6 +125,14 @@ def test_pods_outlive_the_drain_of_their_replicas(objects: list[dict[str, Any]])
         environment = {e["name"]: e.get("value") for e in template["spec"]["containers"][0]["env"]}
         drain_s = float(environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
         assert component == "head" or longest <= drain_s < template["spec"]["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.parametrize("given", [{}, {"upsert_bytes": 1 << 30}, {"document_bytes": 300 << 20}], ids=str)
+def test_no_pod_takes_in_messages_that_no_request_may_be(helm: Helm, given: dict[str, int]) -> None:
+    rendered = helm.render(config={"limits": given}, objects={"endpoint": "s3.example:9000"})
+    for template in ray_templates(rendered).values():
+        environment = {e["name"]: e.get("value") for e in template["spec"]["containers"][0]["env"]}
+        assert environment["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"] == str(RequestLimits(**given).largest_bytes)
 
 
 def test_every_resource_that_a_replica_asks_for_is_offered_by_one_group(

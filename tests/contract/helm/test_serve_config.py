@@ -15,6 +15,8 @@ from tests.helm import Helm, only, profile, serve_config_of
 
 EVERYTHING: dict[str, Any] = {
     "log": {"level": "DEBUG", "format": "json"},
+    "limits": {"text_bytes": 1048576, "document_bytes": 1073741824},
+    "prompt": {"system": "Be brief."},
     "gateway": {"k": 4, "deployment": {"num_replicas": 3, "log": {"level": "ERROR"}}},
     "ingestion": {"chunk_tokens": 128, "deployment": {"max_replicas": 4, "target_ongoing_requests": 3}},
     "retrieval": {

@@ -19,6 +19,7 @@ from shared.config import load
 from shared.deployment import DeploymentConfig
 from shared.errors import ConfigError
 from shared.kv_types import KvContext
+from shared.limits import RequestLimits
 
 PROTOS = Path(__file__).parents[3] / "protos" / "kvquilt" / "v1"
 
@@ -81,6 +82,18 @@ def test_only_those_that_make_prompts_are_built_anew_for_another_prompt(values: 
     before, after = args_of(values), args_of(values | {"prompt": {"system": "Be brief."}})
     changed = {name for name in after if after[name] != before[name]}
     assert changed == {"generator", "ingestion", "selector"}
+
+
+def test_limits_reach_every_service_and_a_wrong_one_is_named_where_it_was_written(
+    values: dict[str, Any],
+) -> None:
+    limited = values | {"limits": {"text_bytes": 1 << 20}}
+    for name, args in args_of(limited).items():
+        assert getattr(load_quilt(args, {}), name).limits == RequestLimits(text_bytes=1 << 20), name
+    with pytest.raises(ConfigError, match=r"^limits.stop_strings: must be at least 1, got 0"):
+        compose(values | {"limits": {"stop_strings": 0}})
+    with pytest.raises(ConfigError, match=r"^limits: expected a section, got 5"):
+        compose(values | {"limits": 5})
 
 
 def test_gateway_and_generator_know_under_which_context_ingestion_stores(values: dict[str, Any]) -> None:

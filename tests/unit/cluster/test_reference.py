@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.config import SECTIONS
+from cluster.limits_reference import limits_reference
 from cluster.reference import reference
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -14,6 +15,10 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 def test_the_committed_reference_is_fresh() -> None:
     assert (DOCS / "configuration.md").read_text(encoding="utf-8") == reference(), "run `make docs`"
+
+
+def test_the_committed_limits_are_fresh() -> None:
+    assert (DOCS / "limits.md").read_text(encoding="utf-8") == limits_reference(), "run `make docs`"
 
 
 def test_every_section_and_nested_setting_is_in_it() -> None:

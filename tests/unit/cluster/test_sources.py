@@ -68,6 +68,18 @@ def test_links_to_files_are_followed_and_links_to_folders_are_not(folder: Path) 
     assert found == ["a/x.md", "a/y.PDF", "a/z.html", "b.txt", "c.txt"]
 
 
+def test_links_that_lead_out_of_the_folder_are_left_out(folder: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("a key", encoding="utf-8")
+    (folder / "c.txt").symlink_to(secret)
+    (folder / "d.txt").symlink_to(Path("..", "secret.txt"))
+    found = find_sources([folder])
+    assert {"c.txt", "d.txt"}.isdisjoint(s.document_id for s in found.files)
+    assert found.skipped[folder / "c.txt"] == "the link leads out of the folder; name the file itself"
+    assert found.skipped[folder / "d.txt"] == found.skipped[folder / "c.txt"]
+    assert [s.document_id for s in find_sources([folder / "c.txt"]).files] == ["c.txt"]
+
+
 def test_what_cannot_be_a_document_by_its_path_or_size_is_left_out(folder: Path) -> None:
     deep = folder.joinpath(*["d" * 250] * 4)
     deep.mkdir(parents=True)

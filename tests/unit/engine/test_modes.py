@@ -9,6 +9,7 @@ import pytest
 
 from shared.engine.modes import token_selection
 from shared.engine.modes.policy import Policy, policy_of
+from shared.errors import InvalidRequest
 from shared.generation.asked import Chunk, GenerateRequest
 from shared.generation.modes import Chooser, GoesBy, Recompute, ReuseMode
 
@@ -52,6 +53,11 @@ def test_a_row_does_not_contradict_itself(mode: ReuseMode) -> None:
     assert row.stored or row.chooser is Chooser.NOBODY, "nothing is left to choose"
     assert not row.surveys_all or row.chooser is Chooser.ENGINE
     assert not row.seeded or row.chooser is Chooser.ENGINE
+
+
+def test_a_token_that_is_listed_twice_is_found_in_one_pass_over_a_long_list() -> None:
+    with pytest.raises(InvalidRequest, match=r"^recompute.tokens: 99999 is there more than once"):
+        Recompute(tokens=(*range(100_000), 99_999))
 
 
 @pytest.mark.parametrize(

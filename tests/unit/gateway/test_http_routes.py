@@ -28,6 +28,7 @@ from shared.errors import (
     Unavailable,
 )
 from shared.generation.modes import ReuseMode
+from shared.limits import RequestLimits
 from shared.search import Block
 from tests.unit.gateway.fakes import FakeGenerator, FakeRetriever, hit
 
@@ -50,7 +51,7 @@ def app(
         config,
         Prefetching(None),
     )
-    return http_app(pipeline, config.http, clock=lambda: NOW_S)
+    return http_app(pipeline, config.http, config.limits, clock=lambda: NOW_S)
 
 
 def client(served: FastAPI | None = None, **options: Any) -> openai.AsyncOpenAI:
@@ -286,6 +287,30 @@ async def test_fields_are_named_as_they_are_over_http() -> None:
             await ask(extra_body={"collection": "handbook"} | extra)
         assert refused.value.param == param
         assert refused.value.body["message"].startswith(f"{param}: ")  # type: ignore[index, call-overload]
+
+
+async def test_a_question_has_the_limits_that_it_has_by_grpc() -> None:
+    for asked, says in (
+        ({"stop": ["x"] * 65}, "stop: has 65 entries, more than the 64 that limits.stop_strings allows"),
+        (
+            {"messages": [{"role": "system", "content": "é" * 100}, USER]},
+            "messages: has 200 bytes, more than the 100 that limits.text_bytes allows",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x" * 41}]},
+            "messages: has 41 bytes, more than the 40 that limits.question_bytes allows",
+        ),
+        ({"messages": [{"role": "user", "content": "a\0"}]}, "messages: holds NUL"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await ask(app(limits=RequestLimits(question_bytes=40, text_bytes=100)), **asked)
+        assert str(refused.value.body["message"]).startswith(says)  # type: ignore[index, call-overload]
+
+
+async def test_a_request_id_that_would_forge_log_lines_is_refused() -> None:
+    body = json.dumps({"model": "tiny", "messages": [USER], "collection": "handbook"})
+    response = await post(body, **{"x-request-id": "a\x1b[2J"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "x-request-id")
 
 
 async def test_a_large_body_is_refused_before_it_is_read() -> None:

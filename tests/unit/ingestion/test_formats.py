@@ -1,4 +1,5 @@
 import io
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -86,6 +87,47 @@ def test_markdown_stays_as_it_is_and_its_headings_are_known() -> None:
 def test_front_matter_gives_the_title_and_is_no_text() -> None:
     parsed = _parse("a.md", b"---\ntitle: Named\n---\n# Heading\n")
     assert (parsed.title, parsed.text) == ("Named", "# Heading\n")
+
+
+@pytest.mark.parametrize(
+    "value", ["date: 2024-13-45", "n: 0x", "title: &a [*a]", "? [1, 2]\n: x", "b: !!int x"]
+)
+def test_of_front_matter_nothing_but_the_title_is_read(value: str) -> None:
+    parsed = _parse("a.md", f"---\n{value}\nname: x\n---\n# Heading\n".encode())
+    assert (parsed.title, parsed.text.strip()) == ("Heading", "# Heading")
+
+
+def test_front_matter_that_would_grow_without_end_is_read_at_once() -> None:
+    lines = ["a: &a {title: deep}"]
+    for above, name in pairwise("abcdefghijklmnop"):
+        lines.append(f"{name}: &{name} {{<<: [{', '.join([f'*{above}'] * 9)}]}}")
+    parsed = _parse("a.md", "\n".join(["---", *lines, "title: Named", "---", "text"]).encode())
+    assert (parsed.title, parsed.text) == ("Named", "text")
+
+
+def test_a_title_has_no_control_characters() -> None:
+    assert _parse("a.md", b'---\ntitle: "a\\0b\\nc"\n---\ntext').title == "a b c"
+
+
+@pytest.mark.parametrize(
+    "charset", ["unicode_escape", "raw_unicode_escape", "utf-7", "zip", "idna", "x" * 200]
+)
+def test_a_charset_that_makes_no_text_is_named(charset: str) -> None:
+    content = b"\\ud800 +2AA- \xff"
+    with pytest.raises(UnreadableDocument, match=f"the bytes are not {charset[:40]} text"):
+        parse(SourceDocument("a", content, f"text/plain; charset={charset}"))
+
+
+class _Unforeseen(bytes):
+    def decode(self, *_: object) -> str:
+        raise IndexError("/srv/secret")
+
+
+def test_what_a_parser_does_not_cope_with_is_the_documents_fault() -> None:
+    with pytest.raises(UnreadableDocument) as refusal:
+        parse(SourceDocument("a.txt", _Unforeseen(b"text")))
+    assert refusal.value.detail.startswith("its parser failed over the document (IndexError)")
+    assert "secret" not in refusal.value.detail
 
 
 @pytest.mark.parametrize("text", ["---\njust text\n---\nmore", "---\n: : [\n---\nmore", "--- no header\n"])

@@ -49,6 +49,27 @@ STEPS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [
+        ({"key": "x" * 40_000}, "metadata, title and document_id: "),
+        ({"": "x"}, "metadata: '' cannot be a key"),
+        ({"key": "x" * 30_000, "other": "x" * 2_600}, "chunks[0].token_ids with metadata: "),
+    ],
+)
+async def test_a_document_that_the_index_cannot_hold_is_refused_before_anything_is_made_of_it(
+    metadata: dict[str, str], says: str
+) -> None:
+    world = World()
+    many = [i + 70_000 for i in range(8_000)]
+    (failed,) = await upsert(
+        world.service(chunk_tokens=8192), text("a.txt", " ".join(map(str, many)), **metadata)
+    )
+    assert (failed.stage, failed.error_code) == (Stage.FAILED, "INVALID_REQUEST")
+    assert failed.error.startswith(says)
+    assert (world.kv, world.manifests, world.indexed) == (set(), {}, {})
+
+
 async def test_a_document_is_parsed_prefilled_stored_and_found() -> None:
     world = World()
     events = await upsert(world.service(), text("a.txt", LONG))

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.retrieval.filters import encode_terms, expression
+from services.retrieval.filters import expression
 from shared.errors import InvalidRequest
+from shared.indexable import encode_terms
 from shared.search import Filter, FilterOp
 
 hostile = st.text(st.characters(codec="utf-8"), min_size=1) | st.sampled_from(
