@@ -47,7 +47,9 @@ class QuiltConfig:
     model: a directory, a GGUF file, `demo`, `smollm2`, a pulled `ID@REVISION`, or a Hugging Face id
     (docs/models.md). `kvquilt up` takes `smollm2` where none is named; a cluster's pods, directories and ids.
     data_dir: everything that must survive: KV files, manifests of the documents, the embedded index, logs.
-    grpc_port: where every service is called. Ray Serve listens on all interfaces there.
+    grpc_port: where every service is called.
+    grpc_host: the address on which `kvquilt up` listens there; nobody is asked who he is, so think of a proxy
+    before it is another one. On a cluster Ray Serve listens on all interfaces.
     http_port, http_host: where OpenAI's clients call (docs/http.md), and Ray Serve's health checks.
     log: level (DEBUG, INFO, WARNING, ERROR) and format (text, json) of every service.
     prompt: what the model is told around documents and questions (docs/prompts.md).
@@ -65,6 +67,7 @@ class QuiltConfig:
     data_dir: str
     model: str = str(DEMO_MODEL)
     grpc_port: int = DEFAULT_GRPC_PORT
+    grpc_host: str = "127.0.0.1"
     http_port: int = DEFAULT_HTTP_PORT
     http_host: str = "127.0.0.1"
     log: LogConfig = field(default_factory=LogConfig)

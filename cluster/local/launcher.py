@@ -15,11 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cluster.local import listening
 from cluster.local.processes import end_orphans, end_session, has_ended
 from cluster.local.state import RunDirectory, StackState
 from cluster.paths import PROJECT_ROOT
 from shared.config import to_dict
 from shared.errors import Conflict, Unavailable
+from shared.private_files import open_private
 
 if TYPE_CHECKING:
     from cluster.config import QuiltConfig
@@ -79,10 +81,11 @@ def check_ports(config: QuiltConfig) -> None:
         Conflict: names the setting whose port is taken.
     """
     for setting, host, port in (
-        ("grpc_port", "", config.grpc_port),
+        ("grpc_port", config.grpc_host, config.grpc_port),
         ("http_port", config.http_host, config.http_port),
     ):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
@@ -110,39 +113,45 @@ def _clear_dead(run: RunDirectory) -> None:
 
 
 def _spawn(config: QuiltConfig, run: RunDirectory) -> subprocess.Popen[bytes]:
-    run.path.mkdir(parents=True, exist_ok=True)
-    run.log_path.parent.mkdir(parents=True, exist_ok=True)
-    run.config_path.write_text(json.dumps(to_dict(config), indent=1), encoding="utf-8")
+    """The settings go through a pipe: there are secrets among them, which no file holds."""
+    run.make()
     if run.log_path.exists():
         os.replace(run.log_path, run.log_path.with_suffix(".previous.log"))
-    with open(run.log_path, "wb") as log_file:
-        return subprocess.Popen(
+    with open(run.log_path, "wb", opener=open_private) as log_file:
+        process = subprocess.Popen(
             [sys.executable, "-m", "cluster.local.supervisor", config.data_dir],
             cwd="/",  # the stack outlives whatever directory it was started from
             env=_environment(os.environ.copy(), config),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=log_file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as settings:  # the log says why it ended
+        settings.write(json.dumps(to_dict(config)).encode())
+    return process
 
 
 def _environment(base: dict[str, str], config: QuiltConfig) -> dict[str, str]:
-    """A private Ray whose workers find our packages whatever their directory, and whose gRPC takes in no more
-    than any request may have."""
+    """A private Ray that listens on this machine only, whose workers find our packages whatever their
+    directory, and whose gRPC takes in no more than any request may have."""
     for name in [n for n in base if n.startswith("KVQUILT_") or n in ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH")]:
         del base[name]
-    return base | {
+    ours = {
         "PYTHONPATH": os.pathsep.join(filter(None, (str(PROJECT_ROOT), base.get("PYTHONPATH")))),
         "PYTHONUNBUFFERED": "1",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(config.limits.largest_bytes),
+        # Serve kills a proxy that does not run within 5 s: on a busy machine, each of them
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
         "RAY_COLOR_PREFIX": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    return base | listening.environment(config.grpc_host, config.grpc_port) | ours
 
 
 def _wait(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from shared.errors import Conflict
+from shared.private_files import DIRECTORY_MODE, make_private_directory, open_private
 
 RAY_DIR_PREFIX = "kvquilt-"
 Phase = Literal["starting", "ready", "stopping", "failed"]
@@ -49,10 +50,6 @@ class RunDirectory:
         return self.data_dir / "run"
 
     @property
-    def config_path(self) -> Path:
-        return self.path / "config.json"
-
-    @property
     def log_path(self) -> Path:
         return self.data_dir / "logs" / "kvquilt.log"
 
@@ -64,14 +61,23 @@ class RunDirectory:
     def _lock_path(self) -> Path:
         return self.path / "lock"
 
+    def make(self) -> None:
+        """The directories, for nobody but their owner. A data directory that is there already stays as it
+        is."""
+        self.data_dir.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
+        for directory in (self.path, self.log_path.parent):
+            make_private_directory(directory)
+        # where earlier versions left the settings, a token among them
+        (self.path / "config.json").unlink(missing_ok=True)
+
     def lock(self) -> IO[str]:
         """Held until the file is closed or the process ends.
 
         Raises:
             Conflict: a stack runs on this data directory.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        file = open(self._lock_path, "a+", encoding="utf-8")  # noqa: SIM115  (held open on purpose)
+        self.make()
+        file = open(self._lock_path, "a+", opener=open_private)  # noqa: SIM115  (held open on purpose)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -100,7 +106,8 @@ class RunDirectory:
 
     def write(self, state: StackState) -> None:
         temporary = self._state_path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(dataclasses.asdict(state), indent=1), encoding="utf-8")
+        with open(temporary, "w", encoding="utf-8", opener=open_private) as file:
+            json.dump(dataclasses.asdict(state), file, indent=1)
         os.replace(temporary, self._state_path)
 
     def clear(self) -> None:

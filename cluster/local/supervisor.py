@@ -1,9 +1,10 @@
 """Owns, as a process, a local stack: a private Ray, Ray Serve, the applications; started and stopped by
 ``launcher``.
 
-``python -m cluster.local.supervisor DATA_DIR`` reads ``run/config.json`` there, reports in
-``run/state.json``, and lives until SIGTERM. If it is killed, Ray's head processes die with it (PDEATHSIG) and
-workers when they lose the raylet; two of Ray's agents stay behind until the next ``up`` or ``down``.
+``python -m cluster.local.supervisor DATA_DIR`` reads the settings from its standard input, reports in
+``run/state.json`` there, and lives until SIGTERM. If it is killed, Ray's head processes die with it
+(PDEATHSIG) and workers when they lose the raylet; two of Ray's agents stay behind until the next ``up`` or
+``down``.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from cluster import applications
 from cluster.cli.remote import rag_client
 from cluster.compose import deployed, serve_config
 from cluster.config import QuiltConfig
+from cluster.local.listening import LOOPBACK, address, reachable
 from cluster.local.processes import end_session
 from cluster.local.state import RAY_DIR_PREFIX, RunDirectory, StackState
 from services.kv_store.tiers.memory_directory import remove_what_was_left
 from shared import log as logs
 from shared.config import load, to_dict
 from shared.errors import ConfigError, KvquiltError, Unavailable
+from shared.private_files import keep_private
 from shared.request import RequestContext
 
 log = logging.getLogger(__name__)
@@ -45,8 +48,9 @@ HEALTH_TIMEOUT_S = 40.0  # models are loaded by then; what is wrong now stays wr
 
 
 def main() -> int:
+    keep_private()
     run = RunDirectory(Path(sys.argv[1]))
-    config = load(QuiltConfig, json.loads(run.config_path.read_text(encoding="utf-8")))
+    config = load(QuiltConfig, json.load(sys.stdin))
     logs.configure("supervisor", config.log)
     with run.lock():
         return Supervisor(config, run, threading.Event()).run()
@@ -60,8 +64,8 @@ class Supervisor:
         self._state = StackState(
             pid=os.getpid(),
             phase="starting",
-            target=f"127.0.0.1:{config.grpc_port}",
-            http=f"http://{config.http_host}:{config.http_port}",
+            target=address(reachable(config.grpc_host), config.grpc_port),
+            http=f"http://{address(reachable(config.http_host), config.http_port)}",
             log_path=str(run.log_path),
             model=config.model,
             # Ray's sockets live here; their paths must stay below 108 characters, so the data directory will
@@ -75,7 +79,7 @@ class Supervisor:
         self._report(services=dict.fromkeys(deployed(self._config), "waiting"))
         try:
             self._listen_for_signals()
-            start_ray(self._state.ray_dir)
+            start_ray(Path(self._state.ray_dir))
             self._listen_for_signals()  # ray.init puts its own handlers in place
             check_gpus(self._config, gpus_here())
             deploy(self._config)
@@ -133,7 +137,9 @@ class Supervisor:
         self._run.write(self._state)
 
 
-def start_ray(ray_dir: str) -> None:
+def start_ray(ray_dir: Path) -> None:
+    """``ray_dir``: of its owner alone. Ray lets everybody into the directory that it is given: the one below
+    it."""
     import ray
 
     ray.init(
@@ -141,8 +147,8 @@ def start_ray(ray_dir: str) -> None:
         namespace="kvquilt",
         include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES,
-        _temp_dir=ray_dir,
-        _node_ip_address="127.0.0.1",
+        _temp_dir=str(ray_dir / "ray"),
+        _node_ip_address=LOOPBACK,
     )
 
 

@@ -24,7 +24,11 @@ from shared.kv_types import Manifest
 from shared.prompt import PromptTokenizer
 
 _ASKED = "Write one short question that this text answers. Write nothing but the question."
-_ABOUT_ITSELF = {"question", "answer", "text", "following", "sentence"}  # words of prompts
+_OF_ANY_TEXT = re.compile(
+    r"\b(question|answer|text|following|sentence|what|which|when|where|whose|does|that|this|these|those|there"
+    r"|with|from|about|into|have|been|were|would|could|should)\b"
+)
+"""Words of prompts, and of any question."""
 _MAX_TOKENS = 48
 _WINDOW = 48  # chunks of a long document that may stand together
 _WORDS = range(3, 41)
@@ -129,8 +133,8 @@ def question_in(text: str, chunk: str) -> str:
     """The first question of what the model wrote; empty: there is none that has to do with the chunk."""
     question, mark, _ = text.strip().removeprefix("Question:").strip(" \"'").partition("?")
     words = question.split()
-    about = set(_LONG_WORD.findall(question.lower())) & set(_LONG_WORD.findall(chunk.lower()))
-    about -= _ABOUT_ITSELF
+    asked = _OF_ANY_TEXT.sub("", question.lower())
+    about = set(_LONG_WORD.findall(asked)) & set(_LONG_WORD.findall(chunk.lower()))
     return f"{question}?" if mark and "\n" not in question and len(words) in _WORDS and about else ""
 
 

@@ -27,6 +27,8 @@ from tests.oracles import tiny_model
 
 COLLECTION = "towns"
 K = "3"
+SECRET = "root:planted-in-the-settings"
+"""The embedded index needs no token."""
 
 
 @pytest.fixture(scope="session")
@@ -67,6 +69,7 @@ def stack(
         "selector": {"model": str(auxiliary)},
         "generator": {"verdict": str(verdict)},
         "gateway": {"shadow": {"share": 1.0}},
+        "retrieval": {"milvus_token": SECRET},
     }
     running = stacks.start(tmp_path_factory.mktemp("stack") / "data", **settings)
     try:

@@ -38,6 +38,7 @@ def test_a_state_directory_opens_answers_and_is_exported_and_an_export_comes_bac
     with opened(unpacked("directory", tmp_path), model=str(model), kv_store={"quotas": quotas}) as stack:
         assert documents(stack) == DOCUMENTS
         assert pinned(stack) == [COLLECTION, "tambach.md"]
+        assert [p for p in stack.data_dir.rglob("*") if p.stat().st_mode & 0o077] == [], "private since then"
         assert_answers_as_before(stack, ANSWERS["directory"])
         first = next(iter(ANSWERS["directory"].items()))
         selected = ask(stack, first[0], "--reuse", "cacheclip", "--recompute-ratio", "0.2")

@@ -197,7 +197,12 @@ async def test_unknown_collections_and_other_tenants_are_not_found(
     [
         ([], 1, "c", "queries"),
         (["fine", " \n"], 1, "c", r"queries\[1\]: is empty"),
-        (["x" * 70_000], 1, "c", r"queries\[0\]: longer"),
+        (
+            ["x" * 70_000],
+            1,
+            "c",
+            r"queries\[0\]: has 70000 bytes, more than the 65536 that limits.question_bytes",
+        ),
         (["x"] * 257, 1, "c", "queries: 1 to 256"),
         (["x"], 20_000, "c", "k: at most"),
         (["x"], 1, 'c" or 1', "collection"),

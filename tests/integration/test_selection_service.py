@@ -4,7 +4,7 @@ and beside the other services, with a real store of one node."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 
 import grpc
 import pytest
-import torch
 from transformers import PreTrainedTokenizerFast
 
 from protos.kvquilt.v1 import selection_pb2, selection_pb2_grpc
@@ -48,15 +47,9 @@ from tests.oracles import tiny_model
 from tests.selector_runs import PASSAGES, QUESTION
 from tests.token_families import tokenizer_of
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LONG = " ".join(f"The mayor of town {i} is the founder of mine {i * 7}." for i in range(12))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def save(directory: Path, family: str, tokenizer: str) -> None:
@@ -206,8 +199,12 @@ async def test_it_says_what_it_is(models: Path, store: DirectoryStore) -> None:
 async def test_errors_cross_the_wire(models: Path, store: DirectoryStore) -> None:
     (chunk,) = chunks_of(models, PASSAGES[0])
     async with selecting(models, store) as served:
-        for ratio in (-0.1, 1.5, float("nan")):
-            with pytest.raises(InvalidRequest, match="recompute_ratio"):
+        for ratio, says in (
+            (-0.1, "recompute_ratio"),
+            (1.5, "recompute_ratio"),
+            (float("nan"), "ratio: nan"),
+        ):
+            with pytest.raises(InvalidRequest, match=says):
                 await served.client.select(context(), order_of([chunk], ratio=ratio))
         with pytest.raises(InvalidRequest, match=r"questions\[0\]: is empty"):
             await served.client.select(context(), order_of([chunk], ""))
@@ -220,7 +217,7 @@ async def test_errors_cross_the_wire(models: Path, store: DirectoryStore) -> Non
             await served.client.select(RequestContext("r", "t", 0.0), order_of([chunk]))
 
 
-async def test_what_a_caller_leaves_out_or_does_not_know_is_the_default(
+async def test_what_a_caller_leaves_out_is_the_default_and_what_nobody_knows_is_refused(
     models: Path, store: DirectoryStore
 ) -> None:
     (chunk,) = chunks_of(models, PASSAGES[0])
@@ -229,15 +226,16 @@ async def test_what_a_caller_leaves_out_or_does_not_know_is_the_default(
             context(),
             SelectionOrder((chunk,), (QUESTION,), 0.2, Grouping.BUDGET, Reading.STITCHED),
         )
-        for fields in ({}, {"grouping": 77, "reading": 77}):
-            pb_chunk = selection_pb2.SelectionChunk(text=chunk.text, token_ids=chunk.token_ids)
-            request = selection_pb2.SelectRequest(
-                chunks=[pb_chunk], questions=[QUESTION], ratio=0.2, **fields
-            )  # type: ignore[arg-type]
-            response = await served.stub.Select(request)
-            (told,) = response.questions
-            assert tuple(told.tokens) == named.tokens
-            assert told.reading == selection_pb2.READING_STITCHED
+        pb_chunk = selection_pb2.SelectionChunk(text=chunk.text, token_ids=chunk.token_ids)
+        request = selection_pb2.SelectRequest(chunks=[pb_chunk], questions=[QUESTION], ratio=0.2)
+        response = await served.stub.Select(request)
+        (told,) = response.questions
+        assert tuple(told.tokens) == named.tokens
+        assert told.reading == selection_pb2.READING_STITCHED
+        for field in ("grouping", "reading"):
+            unknown = selection_pb2.SelectRequest(**{field: 77})  # type: ignore[arg-type]
+            with pytest.raises(grpc.aio.AioRpcError, match=f"{field}: 77 is not known; use one of "):
+                await served.stub.Select(unknown)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@
       "model" "model.path"
       "data_dir" "nothing: kvCache says where copies are kept"
       "grpc_port" "nothing: the Service listens on 9000"
+      "grpc_host" "nothing: pods listen on their address"
       "http_port" "nothing: HTTP listens on 8000"
       "http_host" "nothing: pods listen on their address"
       "kv_store.directory" "nothing: kvCache says where copies are kept"

@@ -76,13 +76,18 @@ class TextStream:
         keep = max((_overlap(text, stop) for stop in stops), default=0)
         self._held = text[len(text) - keep :]
         emitted = text[: len(text) - keep]
-        if self._stop_repeated:
-            self._note_sentences(emitted)
-        return emitted
+        return self._sentence_by_sentence(emitted) if self._stop_repeated else emitted
 
-    def _note_sentences(self, emitted: str) -> None:
-        *complete, self._sentence = _SENTENCE_END.split(self._sentence + emitted)
+    def _sentence_by_sentence(self, text: str) -> str:
+        """Notes what is complete; the beginning of the next sentence is released anew, since it may begin to
+        say the same."""
+        *complete, rest = _SENTENCE_END.split(self._sentence + text)
         self._said += tuple(sentence for sentence in complete if len(sentence) >= _MIN_REPEATED)
+        if not complete or not rest:
+            self._sentence = rest
+            return text
+        self._sentence, self._held = "", rest + self._held
+        return text[: len(text) - len(rest)] + self._release("")
 
 
 @dataclass(slots=True)

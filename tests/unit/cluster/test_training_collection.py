@@ -95,6 +95,10 @@ class TestQuestions:
     def test_are_one_line_about_the_text(self, written: str, question: str) -> None:
         assert question_in(written, CHUNK) == question
 
+    @pytest.mark.parametrize("written", ["What is the answer to this question?", "What does the text say?"])
+    def test_are_not_about_a_text_whose_small_words_they_share(self, written: str) -> None:
+        assert question_in(written, "This is what the harbour does, and what this text is about.") == ""
+
     def test_a_model_that_writes_none_is_refused(self) -> None:
         subjects = subjects_of([manifest("a", 4)], 2, 2, 2, seed=0)
         with (

@@ -1,0 +1,69 @@
+"""What a stack on one machine listens on: the list in docs/transport.md, and nothing beyond this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.local.processes import session_members
+from cluster.paths import PROJECT_ROOT
+from tests.e2e.stack import Stack
+
+pytestmark = pytest.mark.e2e
+LISTENING = "0A"
+SECTION = "## What listens on one machine"
+ROW = re.compile(r"^\| `([^`|]+)` \| ", re.MULTILINE)
+PROGRAM = re.compile(r"ray::\w+|gcs_server|raylet|cluster\.local\.supervisor|\b(?:monitor|dashboard)\.py")
+AT_TIMES = {"ray::IDLE", "monitor.py", "dashboard.py"}
+
+
+def listening_inodes(pid: int) -> dict[str, str]:
+    """Of the sockets that anybody listens on: inode to address, of the machine of ``pid``."""
+    found = {}
+    for family in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{family}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == LISTENING:
+                found[fields[9]] = address_of(fields[1])
+    return found
+
+
+def address_of(local: str) -> str:
+    """As the kernel writes it: words of four bytes, each in the machine's own order."""
+    words = re.findall("." * 8, local.partition(":")[0])
+    packed = b"".join(bytes.fromhex(word)[::-1] for word in words)
+    found = ipaddress.ip_address(packed)
+    return str(getattr(found, "ipv4_mapped", None) or found)
+
+
+def sockets(stack: Stack) -> Iterator[tuple[str, str]]:
+    """The name of every process of the stack that listens, and the address, a pair for each socket."""
+    listening = listening_inodes(stack.state.pid)
+    for pid in (stack.state.pid, *session_members(stack.state.pid)):
+        with contextlib.suppress(OSError):
+            for fd in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    inode = os.readlink(fd).removeprefix("socket:[").removesuffix("]")
+                    if inode in listening:
+                        yield name_of(pid), listening[inode]
+
+
+def name_of(pid: int) -> str:
+    """A process as docs/transport.md calls it."""
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    program = PROGRAM.search(command)
+    return program[0] if program else command
+
+
+def test_every_socket_is_on_this_machine_and_in_the_list(stack: Stack) -> None:
+    found = sorted(set(sockets(stack)))
+    page = (PROJECT_ROOT / "docs" / "transport.md").read_text(encoding="utf-8")
+    listed = ROW.findall(page.partition(SECTION)[2].partition("\n## ")[0])
+    assert [name for name, address in found if not ipaddress.ip_address(address).is_loopback] == []
+    assert sorted({name for name, _ in found} | AT_TIMES) == sorted(listed)
