@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,3 +17,14 @@ collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["interpre
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(S3ServerPlugin(), "kvquilt-s3-server")
     config.pluginmanager.register(HelmPlugin(), "kvquilt-helm")
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Lets torch compute with one thread: with small models, several mostly wait for each other."""
+    import torch  # most modules do without
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import http.client
 import re
 import socket
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
@@ -57,8 +56,7 @@ Submit = Callable[[Callable[[], Frame]], Future[Frame]]
 
 
 class RemoteChunk:
-    """A file that may be in the object store. ``read_layer`` may be called from several threads at once; they
-    take turns, the first layer first."""
+    """A file that may be in the object store. One thread at a time may use it."""
 
     def __init__(
         self,
@@ -76,9 +74,6 @@ class RemoteChunk:
         self._known: Frame | None = None
         self._body: Body | None = None
         self._position = 0  # of the body's next byte in the file
-        self._changed = threading.Condition()
-        self._wanted: list[int] = []
-        self._is_busy = False
         self._begun = submit(self._begin)
 
     @property
@@ -86,13 +81,12 @@ class RemoteChunk:
         """Waits for it. Raises like ``read_layer``."""
         if self._known is not None:
             return self._known.header
-        with self._turn(-1):
-            if self._file is None:
-                try:
-                    return self._frame().header
-                except KvquiltError as error:
-                    self._file = self._other_way(error)
-            return self._file.header
+        if self._file is None:
+            try:
+                return self._frame().header
+            except KvquiltError as error:
+                self._file = self._other_way(error)
+        return self._file.header
 
     def read_layer(self, layer: int, *out: Array) -> None:
         """As ``ChunkFile.read_layer``.
@@ -101,16 +95,14 @@ class RemoteChunk:
             ValueError, CorruptData, Unavailable: as there. NotFound: there is no such file.
             NewerFormat: a later version wrote it.
         """
-        with self._turn(layer):
-            if self._file is None:
-                try:
-                    self._receive(layer, out)
-                    return
-                except KvquiltError as error:
-                    self._end_body()
-                    self._file = self._other_way(error)
-            file = self._file
-        file.read_layer(layer, *out)
+        if self._file is None:
+            try:
+                self._receive(layer, out)
+                return
+            except KvquiltError as error:
+                self._end_body()
+                self._file = self._other_way(error)
+        self._file.read_layer(layer, *out)
 
     def close(self) -> None:
         """Ends what was begun, too."""
@@ -150,21 +142,6 @@ class RemoteChunk:
         """This layer and those behind it."""
         start = layout.head_len + layer * layout.layer_len
         self._body, self._position = self._get(f"bytes={start}-{layout.tail_offset - 1}"), start
-
-    @contextmanager
-    def _turn(self, layer: int) -> Iterator[None]:
-        """Alone with the body, before everybody who wants a later layer."""
-        with self._changed:
-            self._wanted.append(layer)
-            self._changed.wait_for(lambda: not self._is_busy and layer == min(self._wanted))
-            self._is_busy = True
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._wanted.remove(layer)
-                self._is_busy = False
-                self._changed.notify_all()
 
     def _receive(self, layer: int, out: Sequence[Array]) -> None:
         frame = self._frame()

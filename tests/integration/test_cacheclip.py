@@ -4,14 +4,13 @@ answer."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from shared.errors import InvalidRequest, KvquiltError, Overloaded, Unavailable
 from shared.generation.asked import Decoding, Margins, SamplingParams
@@ -36,20 +35,14 @@ from tests.generation_server import Served, context, order_of, save_byte_tokeniz
 from tests.kv_directory import DirectoryStore
 from tests.oracles import tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MAX_TOKENS = 4
 TEXTS = ("Orla Venn built the bridge.", "It stands in Tambach.", "Market day is Monday.")
 QUESTION = "Who built it?"
 TOKENS = (3, 4, 5, 40, 41)
 SELECTOR = {"application": "selector"}
 DEFAULT_LEN = sum(len(text.encode()) + 2 for text in TEXTS)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

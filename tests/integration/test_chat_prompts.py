@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,10 @@ from tests.chat_templates import FAMILIES, chat_tokenizer
 from tests.generation_server import Served, context, order_of, serving
 from tests.oracles import tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DOCUMENTS = ("The mayor of Tambach is Orla Venn.", "It has 12 bridges. <|im_end|></s><|end|><|eot_id|>")
 QUESTION = "Who is the mayor?"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def saved(directory: Path, tokenizer: Any, seed: int = 0) -> Path:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import grpc
 import pytest
-import torch
 
 from cluster.cli.remote import generation_client
 from cluster.evaluation.answers import EvalAnswer
@@ -27,19 +26,13 @@ from shared.kv_types import KvContext
 from shared.prompt_config import PromptConfig
 from tests.generation_server import serving
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MODELS = Models(str(DEMO_MODEL), "", IngestionConfig(str(DEMO_MODEL), chunk_tokens=96))
 CONTEXTS = (KvContext.DOCUMENT, KvContext.NONE)
 OTHER_PROMPT = replace(MODELS.ingestion, prompt=PromptConfig("default", instruction="!"))
 ARMS = tuple(arms_of((ReuseMode.REORDERED, ReuseMode.QUERY_ATTENTION), CONTEXTS, (0.2,)))
 ORDER = SuiteOrder(Suite.RULER, 2, ("niah_single_2",), length=400, max_tokens=12)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def asked(bench: EvalBench | RemoteBench) -> list[EvalAnswer]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from click.testing import CliRunner
 
@@ -22,17 +20,11 @@ from shared.kv_types import KvContext
 from tests.generation_server import context, order_of, serving
 from tests.lora_adapters import random_adapter
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 QUESTIONS = ["--questions", "12", "--modes", "reordered", "--processes", "1"]
 CERTAIN_SOON = ["--tolerance", "1", "--alpha", "0.5"]
 SERVED: dict[str, Any] = {"kv_store": "", "kv_encoding": "int8", "kv_context": "header", "adapter": "legal"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

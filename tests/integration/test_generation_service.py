@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -37,16 +37,10 @@ from tests.generation_server import Served, context, order_of, save_byte_tokeniz
 from tests.kv_directory import DirectoryStore
 from tests.oracles import ORACLES, VOCAB, Chained, Generated, assert_same_generation, tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 Ids = tuple[int, ...]
 MODES = ["full", "reordered", "composite"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 
 import grpc
 import pytest
-import torch
 
 from cluster.paths import DEMO_MODEL
 from load_tests.encodings.__main__ import bench_of, compare, top1_agreement
@@ -21,20 +20,14 @@ from shared.kv_format import inspect_chunk
 from tests.generation_server import Served, context, order_of, serving
 from tests.kv_directory import DirectoryStore
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PASSAGES = (
     "Brenholm is a small town on the river Ald. It was founded in 1612. Market day in Brenholm is Friday.",
     "The Silver Otter is a ship of three masts. Its captain is Mara Tolin. It was built in 1871.",
     "Dorn Mine lies in the north. It was opened in 1840. Copper is mined there.",
 )
 QUESTION = "Who is the captain of the Silver Otter?"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

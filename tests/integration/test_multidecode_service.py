@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -46,15 +46,9 @@ from tests.beam_oracle import beam_search
 from tests.generation_server import Served, context, order_of, reuse_of, save_byte_tokenizer, serving
 from tests.oracles import ORACLES, tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PREFIX, CHUNKS, QUESTION = (5, 6, 7), [(9, 10, 11, 12), (13, 14, 15)], (20, 21, 22)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from services.generator.service import Generator
 from shared.engine import wrap_model
@@ -22,16 +20,10 @@ from tests.kv_directory import DirectoryStore
 from tests.oracles import Generated, assert_same_generation, reordered, tiny_model
 from tests.soft_packets import knowing, random_packets
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TEXTS = ("the cat ", "sat on the mat ")
 NUM_PACKETS = 5
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

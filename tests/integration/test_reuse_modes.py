@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from services.generator.service import Generator
 from shared import engine as e
@@ -32,18 +31,12 @@ from tests.generation_server import Served, context, order_of, reuse_of, save_by
 from tests.lora_adapters import random_adapter
 from tests.oracles import VOCAB, tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 Ids = tuple[int, ...]
 MAX_TOKENS = 4
 TEXTS = ("Orla Venn built the bridge.", "It stands in Tambach, über dem Fluß 🌉.", "Market day is Monday.")
 QUESTION = "Who built it?"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

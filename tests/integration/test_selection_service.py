@@ -4,7 +4,7 @@ and beside the other services, with a real store of one node."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 
 import grpc
 import pytest
-import torch
 from transformers import PreTrainedTokenizerFast
 
 from protos.kvquilt.v1 import selection_pb2, selection_pb2_grpc
@@ -48,15 +47,9 @@ from tests.oracles import tiny_model
 from tests.selector_runs import PASSAGES, QUESTION
 from tests.token_families import tokenizer_of
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LONG = " ".join(f"The mayor of town {i} is the founder of mine {i * 7}." for i in range(12))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def save(directory: Path, family: str, tokenizer: str) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from cluster.paths import DEMO_MODEL
 from cluster.training.adapter import AdapterTask
@@ -24,6 +23,8 @@ from services.training.trainee import HeldOutLoss
 from services.training.workers import Workers
 from shared.errors import ConfigError
 from shared.kv_types import KvContext
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SETTINGS = AdapterSettings(
     updates=4, warmup=1, contexts_per_update=3, rank=2, answer_tokens=20, evaluate_every=2, lr=1e-2
@@ -69,7 +70,6 @@ def nothing(done: int, of: int) -> None:
 
 
 def test_two_workers_learn_what_one_learns_and_one_goes_on(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
     said: list[str] = []
     alone = task(tmp_path / "alone").loop(EXAMPLES, nothing, said.append)
     train(alone, said.append)

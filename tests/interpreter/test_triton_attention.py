@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
@@ -25,6 +23,8 @@ from tests.attention_steps import (
     spec_of,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROPERTY = settings(
     max_examples=15,
     deadline=None,
@@ -33,14 +33,6 @@ PROPERTY = settings(
     phases=(Phase.explicit, Phase.generate),  # shrinking takes the interpreter minutes
 )
 SMALL = Tiling(16, 64)  # so that short segments are split and few rows fill more than one tile
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # The interpreter cuts a float32 off where a GPU rounds it to the nearest bfloat16.

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from cluster.evaluation.arms import CLOSED, FULL, EvalArm, arms_of, parse_contexts, parse_modes
 from load_tests.reading.__main__ import main
@@ -29,6 +27,8 @@ from shared.measuring.agreement import agreement
 from shared.measuring.paired import divergence
 from shared.measuring.squad import normalized, score
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SHAPE = ArticleShape(chunk_tokens=24, context_tokens=4096, k=3, per_context=2)
 OF = ("", "f" * 32, (1, 2))
 
@@ -38,14 +38,6 @@ class Words:
 
     def encode_chunk(self, text: str) -> tuple[int, ...]:
         return tuple(1 + hash(word) % 1000 for word in text.split())
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def paragraph(number: int) -> dict[str, Any]:

@@ -29,11 +29,12 @@ class ComputedChunk:
 
 
 class StoredSegment(Protocol):
-    """KV of one chunk, readable layer by layer, by several threads at once. Closed by the engine."""
+    """KV of one chunk, readable layer by layer. Closed by the engine."""
 
     @property
     def in_order(self) -> bool:
-        """Its layers come one after the other, as from a connection: asking for another one next is dear."""
+        """Its layers come one after the other, as from a connection: one thread at a time may read it, and
+        reading another layer next is dear. Else several threads may read it at once."""
         ...
 
     def read_layer(self, layer: int, k_out_HTD: Tensor, v_out_HTD: Tensor) -> None:

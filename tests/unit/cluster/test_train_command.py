@@ -140,6 +140,7 @@ class TestPackets:
         assert told in refused.output
 
 
+@pytest.mark.usefixtures("one_thread")
 class TestInterruption:
     @pytest.fixture(autouse=True)
     def _signals_arrive(self) -> Iterator[None]:
@@ -162,7 +163,6 @@ class TestInterruption:
                 os.kill(os.getpid(), signal.SIGINT)
 
         said: list[str] = []
-        torch.set_num_threads(1)
         trainer = task("parts").loop(invented_examples(0, 3), lambda done, of: None, interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(trainer, interrupt)

@@ -9,7 +9,7 @@ adapter merged (``tests.lora_adapters.merged``).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -36,18 +36,12 @@ from tests.engine_runs import Prompts, Run, Shelf, assert_alike, assert_equals_o
 from tests.lora_adapters import merged, random_adapter
 from tests.oracles import FAMILIES, ORACLES, Generated, as_dtype, assert_same_generation, tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STORED = [mode for mode in ReuseMode if mode.row.stored and not mode.deferred]
 WITH_ORACLE = [mode for mode in STORED if mode.value in ORACLES]
 DTYPES = [torch.float32, torch.bfloat16]
 Ids = Sequence[int]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @lru_cache

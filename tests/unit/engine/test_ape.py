@@ -4,13 +4,11 @@ its limits."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,13 +23,7 @@ from tests import oracles
 from tests.engine_runs import Prompts, Run, assert_alike, assert_equals_oracle, engine_of, run
 from tests.oracles import assert_same_generation, tiny_model
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @lru_cache

@@ -6,7 +6,6 @@ import ast
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,18 +38,12 @@ from tests.attention_steps import (
     spec_of,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROOT = Path(__file__).resolve().parents[3]
 PROPERTY = settings(
     max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def reference(shape: Shape) -> Backend:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -29,18 +29,12 @@ from tests.beam_oracle import Found, beam_search
 from tests.engine_runs import Prompts, Run, assert_alike, collector_off, engine_of, jobs_of, run
 from tests.oracles import ORACLES, tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MODES = [mode for mode in ReuseMode if mode.value in ORACLES]
 STOPPINGS = list(EarlyStopping)
 END_MARKS = tuple(range(60, 160))
 NOISE = 3e-5  # of summed log-probabilities in float32: two that are closer may change places
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @lru_cache

@@ -22,16 +22,10 @@ from shared.identity import chunk_identity
 from tests.engine_runs import Prompts, Run, Shelf, assert_alike, assert_equals_oracle, engine_of, run
 from tests.oracles import FAMILIES, ORACLES, tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MODES = [mode for mode in ReuseMode if mode.value in ORACLES and mode is not ReuseMode.COMPOSITE]
 PREFIX = (5, 9, 200, 31)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @lru_cache

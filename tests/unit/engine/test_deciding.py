@@ -6,11 +6,10 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,16 +22,10 @@ from shared.generation.told import SelectedEvent
 from tests.engine_runs import PATIENCE_S, Prompts, Run, Shelf, assert_alike, engine_of, jobs_of, run
 from tests.oracles import tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CHUNKS = (20, 1, 33)
 NUM_TOKENS = sum(CHUNKS)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def engine_on(shelf: Shelf | None = None, **options: object) -> Engine:

@@ -4,7 +4,7 @@ model would behind its tokens."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -45,16 +45,10 @@ from shared.generation.told import AppliedEvent, DoneEvent, Event, FinishReason,
 from tests.engine_runs import Prompts, assert_equals_oracle, collector_off, engine_of, jobs_of, run
 from tests.oracles import ORACLES, Generated, assert_same_generation, rotate_keys, tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MODES = [mode for mode in ReuseMode if mode.value in ORACLES]
 GREEDY = SamplingParams(max_tokens=4, ignore_eos=True, top_logprobs=3)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @lru_cache

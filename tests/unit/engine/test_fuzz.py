@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -22,15 +21,9 @@ from shared.generation.told import ChunkStoredEvent, DoneEvent
 from tests.engine_runs import PATIENCE_S, Prompts, Run, Shelf, engine_of, run
 from tests.oracles import ORACLES, Generated, as_dtype, tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MODES = [mode for mode in ReuseMode if mode.value in ORACLES]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @lru_cache

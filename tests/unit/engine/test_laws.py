@@ -3,7 +3,6 @@ float32."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -22,15 +21,9 @@ from tests import oracles
 from tests.engine_runs import Prompts, Run, assert_alike, assert_equals_oracle, engine_of, run
 from tests.oracles import FAMILIES, ORACLES, VARIANTS, as_dtype, tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MODES = [mode for mode in ReuseMode if mode.value in ORACLES]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @lru_cache

@@ -7,7 +7,7 @@ The oracle is that of the mode, by a stock model that embeds the packets' ids as
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,9 @@ from tests.lora_adapters import random_adapter
 from tests.oracles import FAMILIES, VOCAB, as_dtype, tiny_model
 from tests.soft_packets import knowing, random_packets
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 IDS = PacketIds(VOCAB, 3, 2)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def packed_model(family: str = "qwen2", dtype: torch.dtype = torch.float32) -> LoadedModel:

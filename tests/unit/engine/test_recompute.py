@@ -4,7 +4,7 @@ stored."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -27,17 +27,11 @@ from tests import oracles
 from tests.engine_runs import Prompts, Run, Shelf, assert_alike, engine_of, run
 from tests.oracles import FAMILIES, VARIANTS, Generated, assert_same_generation, epic_tokens, tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BY_RATIO = [
     mode for mode in ReuseMode if mode.recomputes and not mode.deferred and mode is not ReuseMode.TOKENS
 ]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @lru_cache

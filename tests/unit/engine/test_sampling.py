@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -17,15 +17,9 @@ from shared.generation.told import FinishReason
 from tests.engine_runs import Prompts, engine_of, run
 from tests.oracles import reordered, tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SAMPLES = 64
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def letters(ids: Sequence[int]) -> str:

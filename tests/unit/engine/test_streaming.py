@@ -6,12 +6,11 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
 import pytest
-import torch
 
 from shared.engine import Engine
 from shared.engine.kv.arrival import Arrival, GivenUp, Patience
@@ -22,16 +21,10 @@ from shared.generation.told import DoneEvent
 from tests.engine_runs import PATIENCE_S, Prompts, Run, Shelf, engine_of, run
 from tests.oracles import Generated, tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LAYERS = 5
 MODES = [ReuseMode.REORDERED, ReuseMode.COMPOSITE]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def deep_engine(shelf: Shelf | None = None, **settings: object) -> Engine:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
@@ -110,39 +110,15 @@ def test_layers_in_their_order_come_with_one_request(tmp_path: Path, encoding: s
 
 
 @settings(max_examples=30, deadline=None)
-@given(order=st.permutations(range(LAYERS)), num_threads=st.integers(1, 4))
-def test_layers_in_any_order_on_any_threads(
-    tmp_path_factory: pytest.TempPathFactory, order: list[int], num_threads: int
-) -> None:
+@given(order=st.permutations(range(LAYERS)))
+def test_layers_in_any_order(tmp_path_factory: pytest.TempPathFactory, order: list[int]) -> None:
     path, buffers = written(tmp_path_factory.mktemp("kv"))
     server = Server(path.read_bytes())
     chunk = remote(server)
-    with ThreadPoolExecutor(num_threads) as threads:
-        list(threads.map(partial(check_layer, chunk, buffers), order))
+    for layer in order:
+        check_layer(chunk, buffers, layer)
     chunk.close()
     assert server.num_open == 0
-
-
-def test_whoever_wants_an_earlier_layer_goes_first(tmp_path: Path) -> None:
-    path, buffers = written(tmp_path)
-    server = Server(path.read_bytes())
-    begun: Future[Frame] = Future()
-    begin: list[Callable[[], Frame]] = []
-
-    def later(call: Callable[[], Frame]) -> Future[Frame]:
-        begin.append(call)
-        return begun
-
-    chunk = remote(server, submit=later)
-    with ThreadPoolExecutor(LAYERS) as threads:
-        reading = [threads.submit(check_layer, chunk, buffers, layer) for layer in (0, 4, 2, 3, 1)]
-        while len(chunk._wanted) < LAYERS:
-            pass
-        begun.set_result(begin[0]())
-        for future in reading:
-            future.result(10)
-    assert len(server.asked) == 1
-    chunk.close()
 
 
 @pytest.mark.parametrize("layer", range(LAYERS))

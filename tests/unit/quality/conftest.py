@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import torch
 
 from services.training.recipe import AUXILIARY, PRIMARY
 from services.training.trainer import Trainer
@@ -22,11 +20,7 @@ TINY = {
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _with_one_thread(one_thread: None) -> None: ...
 
 
 @pytest.fixture(scope="session")

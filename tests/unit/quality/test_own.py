@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 
 from cluster.gate.answering import Models
@@ -32,14 +30,6 @@ MODEL = str(DEMO_MODEL)
 MODELS = Models(MODEL, "", IngestionConfig(MODEL))
 PLAN = Comparison(controls=(), clips=(), ratios=())
 QUIET = Console(quiet=True)
-
-
-@pytest.fixture(autouse=True)
-def _threads_stay() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def stored(prompts: PromptTokenizer, title: str, texts: list[str]) -> Manifest:

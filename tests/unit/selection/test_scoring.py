@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -40,19 +40,13 @@ from tests.oracles import FAMILIES, VARIANTS, VOCAB, Chained, as_dtype, tiny_mod
 from tests.selection_runs import each_attention, eager, stitched_attention
 from tests.token_families import tokenizer_of
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ORACLES: dict[Reading, Callable[..., list[torch.Tensor]]] = {
     Reading.EACH: each_attention,
     Reading.STITCHED: stitched_attention,
 }
 READINGS = list(Reading)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @lru_cache

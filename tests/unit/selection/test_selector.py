@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -26,6 +25,8 @@ from tests.oracles import tiny_model
 from tests.selection_runs import auxiliary_of, eager, stitched_attention
 from tests.token_families import CORPUS, texts, tokenizer_of
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROOT = Path(__file__).resolve().parents[3]
 PAIRS = (
     ("byte-level BPE", "Unigram"),
@@ -33,14 +34,6 @@ PAIRS = (
     ("WordPiece", "byte-level BPE, prefix space"),
 )
 PASSAGES = [f"{CORPUS[i]} The mayor of town {i} is the founder of mine {i * 7}. " * 2 for i in (0, 2, 4, 7)]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @lru_cache

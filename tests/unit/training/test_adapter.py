@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -32,20 +32,14 @@ from shared.kv_types import KvContext
 from tests.engine_runs import Prompts, run
 from tests.oracles import VOCAB, full, greedy, tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 Loop = TrainingLoop[DistilledLesson]
 PREFIX = (5, 9, 200, 31)
 TINY = AdapterSettings(
     updates=6, warmup=1, contexts_per_update=2, rank=4, alpha=8.0, lr=5e-3, answer_tokens=4, top_k=16,
     checkpoint_every=2,
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @lru_cache

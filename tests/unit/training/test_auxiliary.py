@@ -33,6 +33,8 @@ from shared.prompt import PromptTokenizer
 from shared.selection.auxiliary import Auxiliary, load_auxiliary
 from shared.selection.scoring import EngineScorer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ASSETS = Path(__file__).parents[3] / "cluster" / "demo_assets"
 GAIN = ASSETS / "model" / "auxiliary-gain"
 TEXTS = [
@@ -58,7 +60,6 @@ TINY = dataclasses.replace(
 
 @pytest.fixture(scope="module")
 def shipped() -> Auxiliary:
-    torch.set_num_threads(1)
     return load_auxiliary(str(ASSETS / "model" / "auxiliary"))
 
 

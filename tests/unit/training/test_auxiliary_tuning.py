@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -56,17 +56,11 @@ from shared.selection.spans import SpanTokenizer
 from tests.engine_runs import Prompts, engine_of, run
 from tests.oracles import FAMILIES, VOCAB, greedy, tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DEMO = Path(__file__).parents[3] / "cluster" / "demo_assets" / "model"
 PREFIX = (5, 9, 200, 31)
 TINY = AuxiliarySettings(updates=4, warmup=1, contexts_per_update=2, answer_tokens=3, pair_windows=3)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @lru_cache

@@ -29,6 +29,8 @@ from shared.errors import ConfigError
 from shared.generation.modes import ReuseMode
 from tests.oracles import ORACLES
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ASSETS = Path(__file__).parents[3] / "cluster" / "demo_assets"
 TINY = TrainingRecipe(
     steps=4,
@@ -44,7 +46,6 @@ TINY = TrainingRecipe(
 
 @pytest.fixture(scope="module")
 def shipped() -> Reader:
-    torch.set_num_threads(1)
     return Reader.of_directory(str(ASSETS / "model"))
 
 

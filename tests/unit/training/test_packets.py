@@ -4,7 +4,6 @@ the same vectors, and what is trained serves."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -31,20 +30,14 @@ from shared.packets import PacketIds
 from tests.engine_runs import Prompts, run
 from tests.oracles import VOCAB, tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PREFIX = (5, 9, 200, 31)
 IDS = PacketIds(VOCAB, 2, 1)
 TINY = PacketSettings(
     updates=6, contexts_per_update=2, lr=1e-2, num_header=2, num_trailer=1, answer_tokens=4, top_k=VOCAB,
     checkpoint_every=2, evaluate_every=3,
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @lru_cache

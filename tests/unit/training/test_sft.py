@@ -30,6 +30,8 @@ from shared.generation.modes import ReuseMode
 from shared.kv_types import KvContext
 from tests.oracles import ORACLES, VOCAB, Chained, as_dtype, tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PREFIX = (5, 9, 200, 31)
 TINY = SftSettings(
     updates=4, warmup=1, contexts_per_update=6, contexts_per_pass=4, lr=1e-3, held_out=0.2,
@@ -37,14 +39,6 @@ TINY = SftSettings(
 )  # fmt: skip
 LORA = dataclasses.replace(TINY, rank=4, alpha=8.0, lr=5e-3)
 MODES = (ReuseMode.FULL, ReuseMode.REORDERED, ReuseMode.COMPOSITE)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def ids(rng: random.Random, length: int) -> tuple[int, ...]:

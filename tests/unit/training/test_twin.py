@@ -4,7 +4,7 @@ by logit; its gradients are those of what it computes."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -37,17 +37,11 @@ from tests.oracles import (
     tiny_model,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 Ids = tuple[int, ...]
 PREFIX = (5, 9, 200, 31)
 MODES = (ReuseMode.FULL, ReuseMode.REORDERED, ReuseMode.COMPOSITE)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @lru_cache
