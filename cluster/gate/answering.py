@@ -46,9 +46,8 @@ class Models:
     """Directories, and how they are used. ``auxiliary`` empty: nobody chooses for ``cacheclip``.
     ``likeness``: also how alike auxiliary and primary judge is measured, over chunks that are alone.
     ``encoding``: of the chunks' KV, as if it had been stored. ``stop``: texts that end an answer.
-    ``adapter``:
-    directory of the one that requests go with; empty: none. ``adapters``: directories of those that some
-    requests name, by name. ``device``: of torch, which the primary runs on."""
+    ``adapter``: directory of the one that requests go with; empty: none. ``adapters``: directories of those
+    that some requests name, by name. ``device``: of torch, which the primary runs on."""
 
     primary: str
     auxiliary: str

