@@ -131,6 +131,7 @@ def load_quilt(
     for section in SUITED:
         merged[section] = under(merged[section], {} if section in elsewhere else suited.get(section, {}))
     merged["generator"] = under(_located_adapters(merged["generator"], Path.cwd()), merged["generator"])
+    merged["generator"] = under(merged["generator"], _own_adapter(merged["generator"], merged["model"]))
     merged["prompt"] = under(_located_packets(merged["prompt"], Path.cwd()), merged["prompt"])
     load(PromptConfig, merged["prompt"], "prompt.")  # names the setting where it was written
     load(RequestLimits, merged["limits"], "limits.")
@@ -185,6 +186,14 @@ def _located_adapters(generator: Mapping[str, Any], folder: Path) -> dict[str, A
     places = {name: folder / Path(str(directory)).expanduser() for name, directory in adapters.items()}
     found = {name: str(place.resolve()) for name, place in places.items() if place.is_dir()}
     return {"engine": {"adapters": found}}
+
+
+def _own_adapter(generator: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """Settings with the adapter that ``generator.adapter`` names and that lies in ``adapters`` beside the
+    model."""
+    name = generator.get("adapter")
+    place = Path(model) / "adapters" / str(name)
+    return {"engine": {"adapters": {name: str(place)}}} if name and place.is_dir() else {}
 
 
 def _located_packets(prompt: Mapping[str, Any], folder: Path) -> dict[str, Any]:

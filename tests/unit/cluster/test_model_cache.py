@@ -41,12 +41,21 @@ def environ(tmp_path: Path) -> dict[str, str]:
     return {"XDG_CACHE_HOME": str(tmp_path / "cache")}
 
 
+def beside(tmp_path: Path) -> Path:
+    """A folder of what belongs beside weights: settings, and an adapter's."""
+    folder = tmp_path / "beside"
+    (folder / "adapters" / "qa").mkdir(parents=True, exist_ok=True)
+    (folder / "quilt.yaml").write_text("gateway: {k: 4}\n", encoding="utf-8")
+    (folder / "adapters" / "qa" / "README.md").write_text("Of whom?", encoding="utf-8")
+    return folder
+
+
 class TestConversion:
     def test_it_happens_once_tells_how_far_it_is_and_brings_the_settings_that_suit(
         self, gguf: Path, tmp_path: Path
     ) -> None:
         cache, told = ModelCache(tmp_path / "cache"), list[tuple[int, int]]()
-        first = cache.converted(gguf, "gateway: {k: 4}\n", on_progress=lambda *at: told.append(at))
+        first = cache.converted(gguf, beside(tmp_path), on_progress=lambda *at: told.append(at))
         written = (first / "model.safetensors").stat().st_mtime_ns
         assert told == sorted(told)
         assert told[-1][0] == told[-1][1] > 0
@@ -55,6 +64,7 @@ class TestConversion:
         assert (first / "model.safetensors").stat().st_mtime_ns == written
         assert not told
         assert (first / "quilt.yaml").read_text(encoding="utf-8") == "gateway: {k: 4}\n"
+        assert (first / "adapters" / "qa" / "README.md").read_text(encoding="utf-8") == "Of whom?"
 
     def test_another_file_of_the_same_name_is_another_model(self, gguf: Path, tmp_path: Path) -> None:
         cache = ModelCache(tmp_path / "cache")
@@ -83,10 +93,10 @@ class TestConversion:
 
     def test_what_an_operator_lays_beside_it_stays(self, gguf: Path, tmp_path: Path) -> None:
         cache = ModelCache(tmp_path / "cache")
-        directory = cache.converted(gguf, "gateway: {k: 4}\n")
+        directory = cache.converted(gguf, beside(tmp_path))
         (directory / "quilt.yaml").write_text("gateway: {k: 7}\n", encoding="utf-8")
         (directory / "quilt.verdict.json").write_text("{}", encoding="utf-8")
-        cache.converted(gguf, "gateway: {k: 4}\n")
+        cache.converted(gguf, beside(tmp_path))
         assert (directory / "quilt.yaml").read_text(encoding="utf-8") == "gateway: {k: 7}\n"
         assert (directory / "quilt.verdict.json").exists()
 
