@@ -16,7 +16,7 @@ from shared.kv_format import verify_chunk
 from shared.kv_stores import Store
 from shared.kv_types import Manifest, ManifestChunk
 from shared.request import RequestContext
-from tests.kv_chunks import chunk_bytes, chunk_id_of
+from tests.kv_chunks import chunk_bytes, chunk_id_of, origin_of
 from tests.kv_stores import KnownNodes, agent_on, in_pieces, over_grpc
 from tests.minio_server import settings_for
 
@@ -35,7 +35,7 @@ def home_on(directory: Path, objects: ObjectBlobs | None) -> Agent:
 
 async def put(agent: Store, chunk_id: str) -> None:
     data = chunk_bytes(chunk_id)
-    await agent.put(CTX, chunk_id, len(data), in_pieces(data))
+    await agent.put(CTX, chunk_id, len(data), in_pieces(data), origin_of(chunk_id))
 
 
 def document(document_id: str, *chunk_ids: str) -> Manifest:
