@@ -28,3 +28,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _umask() -> Iterator[None]:
+    """Takes back what a service that ran in this process let nobody else do (`shared.private_files`)."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
