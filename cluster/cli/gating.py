@@ -31,6 +31,7 @@ from shared.generation.orders import NO_ADAPTER
 from shared.identity import adapter_identity, digest
 from shared.kv_types import KvContext
 from shared.measuring.report import write_report
+from shared.private_files import make_private_directory
 from shared.verdict import Verdict
 from shared.verdicts import keep_verdict
 
@@ -253,7 +254,9 @@ class Gate:
         adapter = adapter_identity(models.adapter) if models.adapter else ""
         made_of = repr((models, adapter, whose, self.plan.clips, self.plan.as_served, seed))
         name = digest(made_of.encode("utf-8", "surrogatepass"))
-        return self.session.data_dir / "gate" / f"{name}.jsonl"
+        directory = self.session.data_dir / "gate"
+        make_private_directory(directory)
+        return directory / f"{name}.jsonl"
 
 
 def plan_of(modes: str, ratios: str, selection: SelectionConfig) -> Comparison:
