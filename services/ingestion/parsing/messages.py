@@ -11,7 +11,7 @@ import dataclasses
 import json
 import struct
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import get_args
 
 from services.ingestion.formats.document import Heading, ParsedDocument
 
@@ -20,7 +20,6 @@ OUT_OF_MEMORY = "OUT_OF_MEMORY"
 """In the place of an error's code."""
 STATUS_OUT_OF_MEMORY = 99
 """The process ends with it when it has not even memory to tell."""
-MessageT = TypeVar("MessageT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +83,20 @@ class Page:
     """A page that is a picture, whose PDF follows."""
 
 
-KINDS: dict[str, type] = {kind.__name__: kind for kind in (ParsingTask, Recognised, ParsingResult, Page)}
+Message = ParsingTask | Recognised | ParsingResult | Page
+KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def frame(content: bytes) -> bytes:
     return LENGTH.pack(len(content)) + content
 
 
-def packed(message: object) -> bytes:
+def packed(message: Message) -> bytes:
     """A frame."""
-    fields = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}  # type: ignore[arg-type]
+    fields = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
     return frame(json.dumps([type(message).__name__, fields]).encode())
 
 
-def unpacked(content: bytes) -> Any:
+def unpacked(content: bytes) -> Message:
     name, fields = json.loads(content)
     return KINDS[name](**fields)
