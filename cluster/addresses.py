@@ -7,15 +7,14 @@ others can be elsewhere (the table in ``docs/transport.md``).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shared.clients.channels import PLAIN, is_address
 from shared.config import load
 from shared.errors import ConfigError
 
-_ADDRESS = re.compile(r"(?:grpc://)?((?:[\w.-]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5}))")
 _KEEP_KV = ("kv_store", "generator")
 _NEEDS = {
     "kv_store": (_KEEP_KV, "generators write the files of their own node's store"),
@@ -31,21 +30,15 @@ _NEEDS = {
 
 @dataclass(frozen=True, slots=True)
 class ApplicationConfig:
-    """``address``: ``host:port`` of another cluster's ``grpc_port``; empty: the application is deployed
-    here."""
+    """``address``: ``host:port`` of another cluster's ``grpc_port``, or ``grpcs://host:port`` of what ends
+    TLS in front of it; empty: the application is deployed here."""
 
     address: str = ""
 
     def __post_init__(self) -> None:
-        found = _ADDRESS.fullmatch(self.address)
-        if self.address.startswith("grpcs://"):
-            raise ValueError(
-                f"address: {self.address}: clients do not speak TLS; name host:port of a proxy on this side "
-                "that does"
-            )
-        if self.address and not (found and 1 <= int(found[2]) <= 65535):
-            raise ValueError(f"address: must be host:port, got {self.address!r}")
-        object.__setattr__(self, "address", found[1] if found else "")
+        if self.address and not is_address(self.address):
+            raise ValueError(f"address: must be host:port, got {self.address!r}; by TLS grpcs://host:port")
+        object.__setattr__(self, "address", self.address.removeprefix(PLAIN))
 
 
 def addresses_in(merged: Mapping[str, Any]) -> dict[str, str]:

@@ -20,10 +20,11 @@ from typing import Any
 
 import yaml
 
-from cluster.config import PROMPTED, QuiltConfig, load_quilt
+from cluster.config import DEPLOYED, PROMPTED, QuiltConfig, load_quilt
 from cluster.models.names import served_name
 from shared.config import merge_env, read_yaml
 from shared.errors import KvquiltError
+from shared.surface import PUBLIC
 
 APPLICATIONS = ("kv_store", "retrieval", "generator", "selector", "ingestion", "gateway")
 _CALL_THE_OTHERS = ("ingestion", "gateway")
@@ -38,6 +39,7 @@ SERVICERS = {
     "ingest": ("Ingest",),
     "rag": ("Rag", "Admin"),
 }
+"""What services of another cluster may call, whole."""
 
 
 def serve_config(values: Mapping[str, Any], config: QuiltConfig) -> dict[str, Any]:
@@ -51,7 +53,7 @@ def serve_config(values: Mapping[str, Any], config: QuiltConfig) -> dict[str, An
         "http_options": {"host": config.http_host, "port": config.http_port},
         "grpc_options": {
             "port": config.grpc_port,
-            "grpc_servicer_functions": list(servicer_functions()),
+            "grpc_servicer_functions": list(servicer_functions(config.internal_calls)),
             "enable_reflection": True,
         },
         "logging_config": {
@@ -69,7 +71,10 @@ def deployed(config: QuiltConfig) -> tuple[str, ...]:
     return tuple(name for name in here if name != "selector" or config.selector.model)
 
 
-def servicer_functions() -> tuple[str, ...]:
+def servicer_functions(internal_calls: bool = False) -> tuple[str, ...]:
+    """What registers all that Serve's proxies offer: the public RPCs, or those of the services, too."""
+    if not internal_calls:
+        return tuple(f"shared.surface.add_{name}" for name in PUBLIC)
     return tuple(
         f"protos.kvquilt.v1.{module}_pb2_grpc.add_{service}Servicer_to_server"
         for module, services in SERVICERS.items()
@@ -83,10 +88,8 @@ def application_args(name: str, values: Mapping[str, Any], config: QuiltConfig) 
     args: dict[str, Any] = {"data_dir": config.data_dir}
     if values.get("model"):
         args["model"] = config.model
-    if values.get("log"):
-        args["log"] = values["log"]
-    if values.get("limits"):
-        args["limits"] = values["limits"]
+    shared_sections = (*DEPLOYED, "limits", "auth", "audit")
+    args |= {shared: values[shared] for shared in shared_sections if values.get(shared)}
     if values.get("prompt") and name in PROMPTED:
         args["prompt"] = values["prompt"]
     given = values.get(name) or {}
@@ -104,10 +107,13 @@ def application_args(name: str, values: Mapping[str, Any], config: QuiltConfig) 
             "application": config.generator.selector.application,
         }
     # its name is the operator's, not that of the directory that it was found in
+    if config.metrics.model_name != served_name(config.model):
+        args["metrics"] = {**args.get("metrics", {}), "model_name": config.metrics.model_name}
     if name == _OVER_HTTP and config.gateway.http.model != served_name(config.model):
         section["http"] = {**section.get("http", {}), "model": config.gateway.http.model}
-    if log := (given.get("deployment") or {}).get("log"):
-        section["deployment"] = {"log": log}
+    deployment = given.get("deployment") or {}
+    if kept := {shared: deployment[shared] for shared in DEPLOYED if deployment.get(shared)}:
+        section["deployment"] = kept
     return args | ({name: section} if section else {})
 
 

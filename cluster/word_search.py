@@ -16,13 +16,14 @@ def found_by_words(
     questions: Sequence[str], texts: Sequence[str], count: int, answers: Sequence[str] = ()
 ) -> list[int]:
     """Numbers of at most ``count`` texts: every question's best one, then every question's second best, and
-    so on. ``answers``: of the questions, where they are known; texts that say a question's come first."""
+    so on. ``answers``: of the questions, where they are known; texts that say a question's come first, then
+    those with most words of both."""
     lower = [text.lower() for text in texts]
     words = [set(_WORD.findall(text)) for text in lower]
     found_in = Counter(word for of_one in words for word in of_one)
     rankings = []
     for question, answer in zip_longest(questions, answers):
-        asked = set(_WORD.findall(question.lower()))
+        asked = set(_WORD.findall(f"{question} {answer or ''}".lower()))
         scores = [
             (
                 answer is not None and answer.lower() in text,

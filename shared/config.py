@@ -22,6 +22,8 @@ import yaml
 from shared.errors import ConfigError
 
 ENV_PREFIX = "KVQUILT_"
+API_KEY = "KVQUILT_API_KEY"
+"""A caller's, who is no setting of what he calls."""
 ConfigT = TypeVar("ConfigT")
 
 
@@ -69,7 +71,7 @@ def merge_env(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str
     """``values`` with the overrides of ``environ``; their text is read as YAML, so numbers and lists work."""
     merged = copy.deepcopy(dict(values))
     for name, text in sorted(environ.items()):
-        if not name.startswith(ENV_PREFIX):
+        if not name.startswith(ENV_PREFIX) or name == API_KEY:
             continue
         *sections, key = name[len(ENV_PREFIX) :].lower().split("__")
         node = merged

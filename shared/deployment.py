@@ -1,5 +1,5 @@
-"""How an application is scaled and how it logs: the same section, ``deployment``, in every service's
-configuration."""
+"""How an application is scaled, how it logs and is traced: the same section, ``deployment``, in every
+service's configuration."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 from shared.config import check_least
 from shared.log import LogConfig
+from shared.metrics.config import MetricsConfig
+from shared.tracing.config import TracingConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,24 +17,34 @@ class DeploymentConfig:
     """
     num_replicas: processes that serve at the start; max_replicas above it turns autoscaling between the two
     on.
-    max_ongoing_requests, max_queued_requests: per replica; what exceeds both is refused as overloaded.
+    max_ongoing_requests, max_queued_requests: per replica; what exceeds both is refused as overloaded. A
+    replica knows whose requests are, and until when they matter; a queue in front of it does not: so the
+    first is to be far above what it works on at once.
     target_ongoing_requests: load per replica that autoscaling aims at.
     num_cpus, num_gpus, resources: what Ray reserves per replica; 0 CPUs lets everything fit on a small
     machine.
+    memory_bytes: what Ray reserves per replica, and what requests under way may take by estimate; more of
+    them are refused as overloaded. 0: nothing is reserved, and they may take a quarter of what the machine or
+    the container has.
     drain_s: how long a replica that is asked to stop may finish its requests.
     log: level and format, where this service differs from the shared setting.
+    metrics: filled in from the shared section.
+    tracing: likewise.
     """
 
     num_replicas: int = 1
     max_replicas: int = 0
-    max_ongoing_requests: int = 64
+    max_ongoing_requests: int = 512
     max_queued_requests: int = 256
     target_ongoing_requests: int = 8
     num_cpus: float = 0.0
     num_gpus: float = 0.0
     resources: dict[str, float] = field(default_factory=dict)
+    memory_bytes: int = 0
     drain_s: float = 20.0
     log: LogConfig = field(default_factory=LogConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)
 
     def __post_init__(self) -> None:
         check_least(self, 1, "num_replicas", "max_ongoing_requests", "target_ongoing_requests")
@@ -41,7 +53,7 @@ class DeploymentConfig:
                 f"max_replicas: must be 0 or at least num_replicas ({self.num_replicas}), got "
                 f"{self.max_replicas}"
             )
-        check_least(self, 0, "num_cpus", "num_gpus")
+        check_least(self, 0, "num_cpus", "num_gpus", "memory_bytes")
 
     def serve_options(self) -> dict[str, Any]:
         """Keyword arguments of ``ray.serve.deployment``."""
@@ -53,6 +65,7 @@ class DeploymentConfig:
                 "num_cpus": self.num_cpus,
                 "num_gpus": self.num_gpus,
                 "resources": self.resources,
+                **({"memory": self.memory_bytes} if self.memory_bytes else {}),
             },
         }
         if self.max_replicas > self.num_replicas:

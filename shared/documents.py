@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from shared.readers import EVERYBODY, Readers, SectionReaders
+
 SOURCE_KEY = "source"
 """The key in a document's metadata that says which folder or bucket it came from."""
 
@@ -12,12 +14,14 @@ SOURCE_KEY = "source"
 @dataclass(frozen=True, slots=True)
 class SourceDocument:
     """``document_id`` is unique within its collection; its ending names the format unless ``media_type``
-    does."""
+    does. ``readers``, ``sections``: who may read it (``shared.readers``)."""
 
     document_id: str
     content: bytes
     media_type: str = ""
     metadata: dict[str, str] = field(default_factory=dict)
+    readers: Readers = EVERYBODY
+    sections: tuple[SectionReaders, ...] = ()
 
 
 class Stage(enum.Enum):
@@ -62,7 +66,7 @@ class DeletedDocuments:
 class DocumentInfo:
     """``current``: made for the model that is being served. ``created_s``: seconds since 1970. ``source``:
     the folder or bucket it came from; empty where nobody said. ``kv_context``: what its KV is computed
-    behind."""
+    behind. ``readers``, ``sections``: who may read it (``shared.readers``)."""
 
     collection: str
     document_id: str
@@ -73,6 +77,8 @@ class DocumentInfo:
     created_s: float
     source: str = ""
     kv_context: str = ""
+    readers: Readers = EVERYBODY
+    sections: tuple[SectionReaders, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

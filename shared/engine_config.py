@@ -34,6 +34,9 @@ class EngineConfig:
     max_waiting: requests beyond this many are refused as overloaded.
     resident_bytes: pool of chunk segments shared by all requests. Unset it follows from what is free: on a
         GPU four fifths of that less private_bytes, on a CPU half of it, at most 4 GiB.
+    resident_floor: the share of resident_bytes that stays a tenant's when others need room, for what he used
+        last; all floors together take half of the pool at most, and the pool may exceed resident_bytes by
+        them. 0: whoever asks last has the room.
     private_bytes: KV of questions and answers; above it the youngest request pauses, its KV kept.
     num_threads: of torch; 0 leaves torch's own choice.
     loader_threads: read the stored KV of one request; one more writes.
@@ -56,6 +59,7 @@ class EngineConfig:
     max_running_branches: int = 64
     max_waiting: int = 256
     resident_bytes: int | None = None
+    resident_floor: float = 0.1
     private_bytes: int = 2 * GIB
     num_threads: int = 0
     loader_threads: int = 2
@@ -81,6 +85,8 @@ class EngineConfig:
             "resident_bytes",
         )
         check_least(self, 0, "num_threads", "overlap_from_s")
+        if not 0 <= self.resident_floor <= 1:  # False for NaN
+            raise ValueError(f"resident_floor: must be from 0 to 1, got {self.resident_floor}")
         for name in self.adapters:
             if name == NO_ADAPTER or not re.fullmatch(r"[\w.-]+", name):
                 raise ValueError(

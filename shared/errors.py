@@ -11,6 +11,7 @@ KvquiltError
 │   ├── ModelUnsupported    the engine cannot reproduce this model exactly
 │   ├── ChunkReferenced     a document still needs the chunk
 │   └── NewerFormat         stored by a later version of kvquilt; not to be touched
+├── DocumentTaken           the id is of a document that the caller may not read     ALREADY_EXISTS
 ├── Conflict                somebody else changed it meanwhile; retry                ABORTED
 ├── Overloaded              no room now; retry later                                 RESOURCE_EXHAUSTED
 ├── StorageFull             no space left where data must be kept                    RESOURCE_EXHAUSTED
@@ -29,10 +30,11 @@ from __future__ import annotations
 
 class KvquiltError(Exception):
     """Root of the tree. ``detail`` is safe to show to a client; ``retryable`` says that the same call may
-    work later."""
+    work later, and ``retry_after_s`` when, if that is known."""
 
     code = "INTERNAL"
     retryable = False
+    retry_after_s: float | None = None
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
@@ -53,6 +55,14 @@ class ContextTooLong(InvalidRequest):
 
 class UnreadableDocument(InvalidRequest):
     code = "DOCUMENT_UNREADABLE"
+
+
+class Unauthenticated(KvquiltError):
+    code = "UNAUTHENTICATED"
+
+
+class PermissionDenied(KvquiltError):
+    code = "PERMISSION_DENIED"
 
 
 class NotFound(KvquiltError):
@@ -79,6 +89,10 @@ class NewerFormat(FailedPrecondition):
     code = "NEWER_FORMAT"
 
 
+class DocumentTaken(KvquiltError):
+    code = "DOCUMENT_TAKEN"
+
+
 class Conflict(KvquiltError):
     code = "CONFLICT"
     retryable = True
@@ -87,6 +101,10 @@ class Conflict(KvquiltError):
 class Overloaded(KvquiltError):
     code = "OVERLOADED"
     retryable = True
+
+    def __init__(self, detail: str, retry_after_s: float | None = None) -> None:
+        super().__init__(detail)
+        self.retry_after_s = retry_after_s
 
 
 class StorageFull(KvquiltError):

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Mapping
 
 from shared.errors import InvalidRequest
+from shared.readers import Readers
 from shared.search import IndexedChunk, IndexedDocument, SearchHit, check_metadata
 
 MAX_FIELD_BYTES = 65_535
@@ -17,6 +18,7 @@ MAX_FIELD_BYTES = 65_535
 MAX_ROWS_PER_DOCUMENT = 16_384
 """As many as Milvus answers to one query."""
 OTHER_LANGUAGE = "_other_language"  # no key of a filter: those are hex digits
+READERS = "_readers"
 
 
 def check_indexable(document: IndexedDocument) -> None:
@@ -30,7 +32,11 @@ def check_indexable(document: IndexedDocument) -> None:
             "the document"
         )
     terms = encode_terms(document.document_id, document.title, document.metadata)
-    _check_bytes("metadata, title and document_id", json.dumps(terms | {OTHER_LANGUAGE: "1"}))
+    readers = max((chunk.readers for chunk in document.chunks), key=_num_chars, default=())
+    _check_bytes(
+        "metadata, title and document_id" + (" with readers" if readers else ""),
+        json.dumps(terms | {OTHER_LANGUAGE: "1", READERS: list(map(term_value, readers))}),
+    )
     for i, chunk in enumerate(document.chunks):
         _check_bytes(f"chunks[{i}].text", searchable_text(document, chunk))
         _check_bytes(f"chunks[{i}].token_ids with metadata", payload_of(document, chunk))
@@ -54,6 +60,11 @@ def term_key(name: str) -> str:
 def term_value(value: str) -> str:
     # The letter in front keeps an empty value a value.
     return "v" + value.encode("utf-8", "surrogatepass").hex()
+
+
+def value_of_term(term: str) -> str:
+    """Inverse of ``term_value``."""
+    return bytes.fromhex(term[1:]).decode("utf-8", "surrogatepass")
 
 
 def searchable_text(document: IndexedDocument, chunk: IndexedChunk) -> str:
@@ -90,6 +101,10 @@ def payload_of(document: IndexedDocument, chunk: IndexedChunk) -> str:
         },
         ensure_ascii=False,
     )
+
+
+def _num_chars(groups: Readers) -> int:
+    return sum(map(len, groups))
 
 
 def pack_ids(token_ids: tuple[int, ...]) -> str:

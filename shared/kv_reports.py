@@ -73,13 +73,18 @@ class DamagedRecord:
 @dataclass(frozen=True, slots=True)
 class VerifyProgress:
     """Copies and bytes verified so far, damage found since the last message. Missing, in the last one: chunks
-    that documents refer to and of which no good copy is left."""
+    that documents refer to and of which no good copy is left; in it also the chunks whose copies have no seal
+    of the current key, summed over the nodes, and those that were given one."""
 
     num_copies: int
     num_bytes: int
     damaged: tuple[DamagedCopy, ...] = ()
     missing_chunk_ids: tuple[str, ...] = ()
     damaged_records: tuple[DamagedRecord, ...] = ()
+    num_unsealed: int = 0
+    num_sealed: int = 0
+    num_unsealed_documents: int = 0
+    num_sealed_documents: int = 0
 
 
 @dataclass(frozen=True, slots=True)

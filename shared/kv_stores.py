@@ -29,7 +29,16 @@ from shared.kv_types import (
 from shared.request import RequestContext
 
 
-class ManifestStore(Protocol):
+class ReadableChunks(Protocol):
+    """The part of a ``ManifestStore``, or of ``NodeFiles``, that says what a caller may know."""
+
+    async def readable(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[str]:
+        """Those of documents that the caller may read. ``chunk_ids``: of chunks, of their auxiliary KV, or of
+        what chunks are computed behind."""
+        ...
+
+
+class ManifestStore(ReadableChunks, Protocol):
     """The documents of a ``Store``."""
 
     async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
@@ -80,9 +89,11 @@ class Store(ManifestStore, Protocol):
         ...
 
     async def stats(self, ctx: RequestContext) -> StoreStats: ...
-    def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
-        """Reads every copy in every tier. ``repair``: damaged ones are removed and restored from good
-        ones."""
+    def verify(
+        self, ctx: RequestContext, repair: bool = False, seal: bool = False
+    ) -> AsyncGenerator[VerifyProgress, None]:
+        """Reads every copy in every tier. ``repair``: damaged ones are removed and restored from good ones.
+        ``seal``: those without a seal of the current key are given one."""
         ...
 
     async def collect_garbage(
@@ -105,7 +116,7 @@ class Store(ManifestStore, Protocol):
     async def health(self, ctx: RequestContext) -> ServiceHealth: ...
 
 
-class NodeFiles(Protocol):
+class NodeFiles(ReadableChunks, Protocol):
     """Files of node ``node_id``; empty: the node that is asked, and of the cluster's front the home node."""
 
     async def open(
@@ -124,10 +135,13 @@ class NodeFiles(Protocol):
         path: str,
         replace: bool = False,
         write_back: bool = False,
+        origin: Origin | None = None,
     ) -> bool:
         """Whether the chunk was stored already. The file at ``path`` is gone afterwards, whatever happens.
 
-        ``write_back``: acknowledged once durable on this node's disk; it reaches the object store later."""
+        ``write_back``: acknowledged once durable on this node's disk; it reaches the object store later.
+        ``origin``: as of ``put``. A client that names none may only replace a chunk by the same one in
+        another encoding."""
         ...
 
     async def chain(self, ctx: RequestContext, parent_id: str) -> Chain | None:

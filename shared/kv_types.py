@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
+from itertools import compress
 
 from shared.generation.described import MadeFor
 from shared.identity import TokenIds, chunk_identity, ids_hash
+from shared.principals.principal import Principal
+from shared.readers import EVERYBODY, Readers, SectionReaders, may_read, readers_below, reads_everything
 
 PIECE_BYTES = 1 << 20
 """How much of a chunk's file travels in one message: larger ones are slower."""
@@ -48,7 +51,8 @@ class OpenedChunk:
 
     ``progress`` not empty: the file is still arriving; that file beside it says which layers are there
     (``shared.kv_format.progress``). ``tier``: where it is read from, "memory", "disk" or "objects".
-    ``remote``: only with "objects", and instead of all else: the reader receives it itself.
+    ``remote``: only with "objects", and instead of all else: the reader receives it itself. ``source``: where
+    the node has it from, "objects" or "peer", while it is arriving.
     """
 
     chunk_id: str
@@ -59,6 +63,12 @@ class OpenedChunk:
     progress: str = ""
     tier: str = ""
     remote: RemoteFile | None = None
+    source: str = ""
+
+    @property
+    def came_from(self) -> str:
+        """Where its reader has to wait for it: "memory", "disk", "objects" or "peer"."""
+        return self.source or self.tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +122,12 @@ class ManifestChunk:
 @dataclass(frozen=True, slots=True)
 class Origin:
     """What the identity of a chunk is made of, besides its tenant and what its file says
-    (``shared.identity.chunk_identity``)."""
+    (``shared.identity.chunk_identity``). ``stored``: the same as what is stored by that identity, in whatever
+    encoding; nothing else is said."""
 
     prefix_ids: TokenIds = ()
     parent_id: str = ""
+    stored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +156,8 @@ class Chain:
 class Manifest:
     """A document and what it is made of. ``source_hash`` covers the source and the settings of parser and
     chunker; ``auxiliary``: identity of the auxiliary model that all its chunks were encoded with, if any;
-    ``kv_context``: ``document`` or ``header``, empty of documents without it and of earlier versions."""
+    ``kv_context``: ``document`` or ``header``, empty of documents without it and of earlier versions;
+    ``readers``, ``sections``: who may read it (``shared.readers``)."""
 
     tenant: str
     collection: str
@@ -158,6 +171,8 @@ class Manifest:
     created_s: float = 0.0
     auxiliary: str = ""
     kv_context: str = ""
+    readers: Readers = EVERYBODY
+    sections: tuple[SectionReaders, ...] = ()
 
     @property
     def made_for(self) -> MadeFor:
@@ -170,6 +185,23 @@ class Manifest:
         """Each chunk of KV that it refers to, the auxiliary's included, once."""
         auxiliaries = (c.auxiliary_id for c in self.chunks if c.auxiliary_id)
         return tuple(dict.fromkeys((*(c.chunk_id for c in self.chunks), *auxiliaries)))
+
+    def readers_of(self, index: int) -> Readers:
+        """Of the chunk ``index``, and of all that it is computed behind."""
+        return readers_below(self.chunks[index].heading, self.readers, self.sections)
+
+    def readable_by(self, principal: Principal) -> Manifest | None:
+        """Without what ``principal`` may not read; None: all of it."""
+        if not may_read(principal, self.readers):
+            return None
+        if not self.sections or reads_everything(principal):
+            return self
+        shown = [may_read(principal, self.readers_of(i)) for i in range(len(self.chunks))]
+        return replace(
+            self,
+            chunks=tuple(compress(self.chunks, shown)),
+            sections=tuple(one for one in self.sections if may_read(principal, one.readers)),
+        )
 
     def block_start(self, index: int) -> int:
         """Of the block of the chunk ``index`` the first chunk."""

@@ -20,6 +20,7 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from shared.admission.settings import PrincipalLimits
 from shared.config import check_least
 from shared.errors import InvalidRequest
 
@@ -46,6 +47,9 @@ class RequestLimits:
     question_bytes: of a question, of a comment on an answer, of a value in a document's metadata.
     text_bytes: of a chunk, or of what stands in front of a question.
     deadline_ms: how long a caller may be willing to wait.
+
+    stall_s: how long a caller may take nothing of an answer that is there.
+    per_principal: how much of all this one caller may ask for.
     """
 
     message_bytes: int = 4 << 20
@@ -64,8 +68,11 @@ class RequestLimits:
     text_bytes: int = 256 << 10
     deadline_ms: int = 7 * 24 * 3_600_000
 
+    stall_s: int = 60
+    per_principal: PrincipalLimits = dataclasses.field(default_factory=PrincipalLimits)
+
     def __post_init__(self) -> None:
-        check_least(self, 1, *(field.name for field in dataclasses.fields(self)))
+        check_least(self, 1, *OF_ONE_REQUEST, "stall_s")
         for name in _OF_MESSAGES:
             if getattr(self, name) > _LARGEST_MESSAGE:
                 raise ValueError(f"{name}: no message has more than {_LARGEST_MESSAGE} bytes")
@@ -76,6 +83,9 @@ class RequestLimits:
         return max(int(getattr(self, name)) for name in _OF_MESSAGES)
 
 
+OF_ONE_REQUEST = tuple(
+    f.name for f in dataclasses.fields(RequestLimits) if f.name not in ("stall_s", "per_principal")
+)
 DEFAULT_LIMITS = RequestLimits()
 
 MESSAGES: Mapping[str, str] = {
@@ -113,8 +123,11 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "Piece.text": ("text_bytes",),
     "PrefetchRequest.chunk_ids": ("opened", "name_bytes"),
     "PrefillRequest.chunks": ("chunks",),
+    "ReadableRequest.chunk_ids": ("ids", "name_bytes"),
+    "RecomputeRequest.chunks": ("chunks",),
     "RefreshRequest.chunk_ids": ("ids", "name_bytes"),
     "RequestMeta.deadline_ms": ("deadline_ms",),
+    "RequestMeta.principal": ("text_bytes",),
     "Sampling.stop": ("stop_strings", "name_bytes"),
     "SearchRequest.queries": ("entries", "question_bytes"),
     "SelectRequest.chunks": ("chunks",),

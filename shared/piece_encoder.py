@@ -67,7 +67,8 @@ class PieceEncoder:
         return None if found is None else self.control_ids[found[0]]
 
     def encode(self, text: str) -> Encoding:
-        return self._backend.encode(text, add_special_tokens=False)
+        # A batch, even of one, leaves Python's lock to other threads meanwhile.
+        return self._backend.encode_batch([text], add_special_tokens=False)[0]
 
 
 def backend_of(tokenizer: Any) -> Tokenizer | None:

@@ -31,10 +31,11 @@ def open_private(path: str, flags: int) -> int:
 
 
 def make_private_directory(path: Path) -> None:
-    """A directory that is its owner's alone, with everything that is in it; its parents if they are
-    missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+    """A directory that is its owner's alone, with everything that is in it, and so are those above it that
+    are made with it."""
+    missing = [directory for directory in (path, *path.parents) if not directory.exists()]
+    for directory in reversed(missing):
+        directory.mkdir(DIRECTORY_MODE, exist_ok=True)
     make_private(path)
 
 

@@ -9,12 +9,15 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from shared.errors import DeadlineExceeded, InvalidRequest
+from shared.principals.names import check_plain
+from shared.principals.principal import Principal
+from shared.principals.signing import Signer
+from shared.tracing.traceparent import read_traceparent
 
 DEFAULT_TENANT = "default"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _REQUEST_ID = re.compile(r"[!-~]{0,128}")
 
 
@@ -24,27 +27,38 @@ def check_name(field: str, value: str) -> str:
     Raises:
         InvalidRequest: names ``field`` and the rule.
     """
-    if not _NAME.fullmatch(value):
-        raise InvalidRequest(
-            f"{field}: {value[:80]!r} is not a name (1 to 64 letters, digits, '-', '_' or '.', "
-            "beginning with a letter or digit)"
-        )
-    return value
+    try:
+        return check_plain(field, value)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """``deadline_s`` is an instant of ``time.monotonic()`` of this process."""
+    """``deadline_s`` is an instant of ``time.monotonic()`` of this process. ``signer`` tells the services
+    that are called on the way who asked; None: they are told the tenant alone. ``traceparent``: the span that
+    what is done now stands below (``shared.tracing``); empty: nobody asked for a trace."""
 
     request_id: str
-    tenant: str
+    principal: Principal
     deadline_s: float
+    signer: Signer | None = field(default=None, repr=False, compare=False)
+    traceparent: str = ""
 
     @classmethod
     def create(
-        cls, request_id: str = "", tenant: str = "", deadline_ms: int = 0, default_deadline_ms: int = 120_000
+        cls,
+        request_id: str = "",
+        tenant: str = "",
+        deadline_ms: int = 0,
+        default_deadline_ms: int = 120_000,
+        principal: Principal | None = None,
+        signer: Signer | None = None,
+        traceparent: str = "",
     ) -> RequestContext:
         """Fills in what the caller left out.
+
+        principal: None: the operator, at work for ``tenant``, which says nothing otherwise.
 
         Raises:
             InvalidRequest: the tenant is not a plain name, or the request id not one word: it stands in logs.
@@ -55,9 +69,25 @@ class RequestContext:
             )
         return cls(
             request_id=request_id or uuid.uuid4().hex,
-            tenant=check_name("meta.tenant", tenant or DEFAULT_TENANT),
+            principal=principal or Principal.operator(check_name("meta.tenant", tenant or DEFAULT_TENANT)),
             deadline_s=time.monotonic() + (deadline_ms or default_deadline_ms) / 1000,
+            signer=signer,
+            traceparent=read_traceparent(traceparent),
         )
+
+    @property
+    def tenant(self) -> str:
+        """Whose data this is about."""
+        return self.principal.tenant
+
+    @property
+    def signed(self) -> str:
+        """The principal as services tell each other of it, until the deadline; empty without a signer."""
+        return self.signer.sign(self.principal, self.remaining_s) if self.signer is not None else ""
+
+    def lasting(self, seconds: float) -> RequestContext:
+        """The same with another deadline, so long from now."""
+        return replace(self, deadline_s=time.monotonic() + seconds)
 
     @property
     def remaining_s(self) -> float:

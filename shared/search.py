@@ -11,6 +11,7 @@ from shared.errors import InvalidRequest
 from shared.generation.described import MadeFor
 from shared.generation.pieces import Conditioned, Piece, Tokenized
 from shared.kv_types import KvContext
+from shared.readers import EVERYBODY, Readers
 
 BUILT_IN_FIELDS = ("document_id", "title")
 FoundT = TypeVar("FoundT")
@@ -68,7 +69,8 @@ class Block:
 class IndexedChunk:
     """A chunk as it goes into the index; ``char_start`` and ``char_end`` count characters of the document's
     text. ``parent_id``: identity of what its KV is computed behind; empty: the prefix alone. ``place``: its
-    number in the document, from 1; 0: not known. ``block`` None: its document has none."""
+    number in the document, from 1; 0: not known. ``block`` None: its document has none. ``readers``: as in
+    ``shared.readers``."""
 
     chunk_id: str
     text: str
@@ -79,6 +81,7 @@ class IndexedChunk:
     parent_id: str = ""
     place: int = 0
     block: Block | None = None
+    readers: Readers = EVERYBODY
 
     @property
     def piece(self) -> Piece:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
+import ray._private.worker
 from fastapi import Request, Response
 from fastapi.responses import PlainTextResponse
 from ray import serve
+from ray.serve.exceptions import RayServeException
 
 from shared.config import load
 from shared.errors import KvquiltError
+from shared.metrics.config import MetricsConfig
+from shared.metrics.node import NodeDoor, Outlet
+from shared.metrics.recorder import Metrics
 from shared.rpc import HealthServicer
 
 log = logging.getLogger(__name__)
+_OTHERS_FIRST_S = 15.0
 LoadedT = TypeVar("LoadedT")
 
 
@@ -55,3 +62,31 @@ def load_or_error(load: Callable[[], LoadedT], otherwise: str) -> LoadedT | Kvqu
     except KvquiltError as error:
         log.error("%s: %s", otherwise, error.detail)
         return error
+
+
+def metrics_of_replica(application: str, config: MetricsConfig, computes: bool = False) -> Metrics:
+    """For the service of a Serve replica; from now on this process tells them. ``computes``: it should have
+    nothing else to do, so others of the machine show all metrics if there are any. One that was built outside
+    of Serve keeps them to itself."""
+    try:
+        replica = serve.get_replica_context().replica_tag
+    except RayServeException:
+        return Metrics(application, config=config)
+    return metrics_of_process(application, replica, config, computes)
+
+
+def metrics_of_process(
+    application: str, replica: str, config: MetricsConfig, computes: bool = False
+) -> Metrics:
+    """As ``metrics_of_replica``, of an actor that is no replica. Both live as long as the process."""
+    metrics, directory = Metrics(application, replica, config), metrics_directory()
+    Outlet(directory, application, metrics.text)
+    if config.port:
+        NodeDoor(directory, config, _OTHERS_FIRST_S if computes else 0.0)
+    return metrics
+
+
+def metrics_directory() -> Path:
+    """Where the processes of this Ray session on this machine tell their metrics; it goes with the
+    session."""
+    return Path(ray._private.worker._global_node.get_session_dir_path()) / "metrics"

@@ -1,9 +1,10 @@
 """One table between kvquilt's errors and gRPC's status codes, read in both directions; and what these are
 over HTTP.
 
-A failure travels as a ``google.rpc.Status`` with one ``ErrorInfo`` (reason = ``KvquiltError.code``), so that
-the client raises the class that the service raised (or, of a class that only one service knows, the nearest
-one above it in this table); without it (a proxy answered) the status code alone decides.
+A failure travels as a ``google.rpc.Status`` with one ``ErrorInfo`` (reason = ``KvquiltError.code``; with a
+``RetryInfo`` where it is known when to call again), so that the client raises the class that the service
+raised (or, of a class that only one service knows, the nearest one above it in this table); without it (a
+proxy answered) the status code alone decides.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ STATUS_OF: dict[type[KvquiltError], str] = {
     errors.ConfigError: "INVALID_ARGUMENT",
     errors.ContextTooLong: "INVALID_ARGUMENT",
     errors.UnreadableDocument: "INVALID_ARGUMENT",
+    errors.Unauthenticated: "UNAUTHENTICATED",
+    errors.PermissionDenied: "PERMISSION_DENIED",
     errors.NotFound: "NOT_FOUND",
     errors.FailedPrecondition: "FAILED_PRECONDITION",
     errors.ModelMismatch: "FAILED_PRECONDITION",
     errors.ModelUnsupported: "FAILED_PRECONDITION",
     errors.ChunkReferenced: "FAILED_PRECONDITION",
     errors.NewerFormat: "FAILED_PRECONDITION",
+    errors.DocumentTaken: "ALREADY_EXISTS",
     errors.Conflict: "ABORTED",
     errors.Overloaded: "RESOURCE_EXHAUSTED",
     errors.StorageFull: "RESOURCE_EXHAUSTED",
@@ -41,7 +45,10 @@ STATUS_OF: dict[type[KvquiltError], str] = {
 HTTP_STATUS_OF = {
     "INVALID_ARGUMENT": 400,
     "FAILED_PRECONDITION": 400,  # 409 would make clients try again
+    "UNAUTHENTICATED": 401,
+    "PERMISSION_DENIED": 403,
     "NOT_FOUND": 404,
+    "ALREADY_EXISTS": 409,
     "ABORTED": 409,
     "RESOURCE_EXHAUSTED": 429,
     "CANCELLED": 499,
@@ -75,6 +82,10 @@ def to_status(error: KvquiltError) -> tuple[str, bytes]:
             reason=error.code, domain=DOMAIN, metadata={"retryable": str(error.retryable).lower()}
         )
     )
+    if error.retry_after_s is not None:
+        wait = error_details_pb2.RetryInfo()
+        wait.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+        status.details.add().Pack(wait)
     return name, status.SerializeToString()
 
 
@@ -95,8 +106,18 @@ def from_status(status_name: str, message: str, details: bytes | None) -> Kvquil
         for packed in status.details:
             info = error_details_pb2.ErrorInfo()
             if packed.Unpack(info) and info.domain == DOMAIN and info.reason in _CLASS_OF_CODE:
-                return _CLASS_OF_CODE[info.reason](status.message)
+                error = _CLASS_OF_CODE[info.reason](status.message)
+                error.retry_after_s = _retry_after_s(status)
+                return error
     code, _, detail = message.partition(": ")
     if code in _CLASS_OF_CODE and STATUS_OF[_CLASS_OF_CODE[code]] == status_name:
         return _CLASS_OF_CODE[code](detail)
     return _CLASS_OF_STATUS.get(status_name, errors.InternalError)(message)
+
+
+def _retry_after_s(status: status_pb2.Status) -> float | None:
+    wait = error_details_pb2.RetryInfo()
+    for packed in status.details:
+        if packed.Unpack(wait):
+            return float(wait.retry_delay.ToNanoseconds() / 1e9)
+    return None

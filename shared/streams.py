@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from typing import Any, TypeVar
 
 from shared.errors import Unavailable
@@ -20,6 +20,16 @@ async def mapped(
     async with aclosing(values):
         async for value in values:
             yield convert(value)
+
+
+async def within(
+    held: AbstractContextManager[None], values: AsyncGenerator[ValueT, None]
+) -> AsyncGenerator[ValueT, None]:
+    """``values`` while something is held, from the first one on."""
+    with held:
+        async with aclosing(values):
+            async for value in values:
+                yield value
 
 
 async def until(

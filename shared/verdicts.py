@@ -132,5 +132,17 @@ def status_of(verdicts: Sequence[Verdict], served: MadeWith) -> str:
     return ", ".join([*parts, *filter(None, [told(others)])])
 
 
+def state_of(verdicts: Sequence[Verdict], served: MadeWith) -> str:
+    """For a metric: ``in_force`` if mode ``auto`` obeys a verdict over KV as it is configured, or why it
+    obeys none: ``none`` was made, it is ``suspended``, or ``expired``."""
+    if not verdicts:
+        return "none"
+    context = served.kv_context or KvContext.NONE
+    verdict, _ = choose(verdicts, served, context is not KvContext.NONE)
+    if verdict is None:
+        return "expired"
+    return "suspended" if verdict.suspended else "in_force"
+
+
 def _mode_of(verdict: Verdict) -> str:
     return f"{verdict.mode}{'' if verdict.ratio is None else f' {verdict.ratio:g}'}"

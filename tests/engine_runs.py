@@ -234,7 +234,9 @@ class Shelf:
         self.before_layer: Callable[[str, int], None] = lambda chunk_id, layer: None
         self.num_unclosed = 0
 
-    def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
+    def open(
+        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = ""
+    ) -> Mapping[str, StoredSegment]:
         found = {i: _Book(self, i, *self.kv[i]) for i in chunk_lens if i in self.kv}
         self.num_unclosed += len(found)
         return found
@@ -260,6 +262,7 @@ class Shelf:
 
 class _Book:
     in_order = False
+    tier = "shelf"
 
     def __init__(
         self, shelf: Shelf, chunk_id: str, k_LHTD: list[torch.Tensor], v_LHTD: list[torch.Tensor]

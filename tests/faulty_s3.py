@@ -8,8 +8,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
@@ -17,11 +17,12 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``number`` counts from 0; ``path`` with its query."""
+    """``number`` counts from 0; ``path`` with its query; names of ``headers`` in lower case."""
 
     number: int
     method: str
     path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,9 @@ class FaultyS3:
     def endpoint(self) -> str:
         return f"127.0.0.1:{self._server.server_address[1]}"
 
-    def fault_of(self, method: str, path: str) -> Fault | None:
+    def fault_of(self, method: str, path: str, headers: Mapping[str, str]) -> Fault | None:
         with self._lock:
-            request = Request(len(self.requests), method, path)
+            request = Request(len(self.requests), method, path, headers)
             self.requests.append(request)
         return self.plan(request)
 
@@ -104,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _handle(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        fault = self.proxy.fault_of(self.command, self.path) or Fault()
+        fault = self.proxy.fault_of(self.command, self.path, self._headers()) or Fault()
         time.sleep(fault.delay_s)
         if fault.status:
             self._refuse(fault)
@@ -112,6 +113,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._reset()
         else:
             self._pass_on(body, fault)
+
+    def _headers(self) -> dict[str, str]:
+        return {name.lower(): value for name, value in self.headers.items()}
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _handle
 

@@ -23,7 +23,9 @@ from shared.generation.pieces import Conditioned, Piece, ids_of
 from shared.generation.selection import AuxiliaryDescription, EncodedChunk, SelectionChunk
 from shared.identity import chunk_identity
 from shared.kv_types import AlikeDocuments, KvContext, Manifest, ManifestPage
+from shared.principals.principal import Principal, Role
 from shared.prompt_template import PromptTemplate
+from shared.readers import both, may_read, taken
 from shared.request import RequestContext
 from shared.search import CollectionInfo, IndexChange, IndexedDocument, IndexedIds
 
@@ -184,6 +186,8 @@ class World:
             raise FailedPrecondition("chunks are not stored")
         key = (ctx.tenant, manifest.collection, manifest.document_id)
         old = self.manifests.get(key)
+        if old is not None and old.readable_by(ctx.principal) != old:
+            raise taken(manifest.document_id)
         self.manifests[key] = manifest
         removed = self._drop_unreferenced(old)
         self._effect("manifest_put")
@@ -191,10 +195,11 @@ class World:
 
     async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
         self._effect("get_manifest")
-        try:
-            return self.manifests[ctx.tenant, collection, document_id]
-        except KeyError:
-            raise NotFound("no such document") from None
+        stored = self.manifests.get((ctx.tenant, collection, document_id))
+        readable = stored and stored.readable_by(ctx.principal)
+        if readable is None:
+            raise NotFound("no such document")
+        return readable
 
     async def manifest_page(
         self,
@@ -206,9 +211,10 @@ class World:
     ) -> ManifestPage:
         self._effect("manifest_page")
         mine = [
-            m
+            readable
             for (tenant, name, _), m in sorted(self.manifests.items())
             if tenant == ctx.tenant and collection in ("", name)
+            if (readable := m.readable_by(ctx.principal)) is not None
         ]
         rest = [m for m in mine if m.cursor(collection) > start_after]
         size = limit or self.page_size
@@ -220,10 +226,10 @@ class World:
 
     async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]:
         self._effect("delete_manifest")
-        try:
-            old = self.manifests.pop((ctx.tenant, collection, document_id))
-        except KeyError:
-            raise NotFound("no such document") from None
+        old = await self.get_manifest(ctx, collection, document_id)
+        if self.manifests[ctx.tenant, collection, document_id] != old:
+            raise taken(document_id)
+        del self.manifests[ctx.tenant, collection, document_id]
         removed = self._drop_unreferenced(old)
         self._effect("manifest_deleted")
         return removed
@@ -269,8 +275,27 @@ class World:
         found = Counter(c for t, c, _ in self.indexed if t == ctx.tenant)
         return [CollectionInfo(name, found[name]) for name in sorted(found)]
 
+    async def restrict(
+        self, ctx: RequestContext, collection: str, document_id: str, readers: Sequence[str]
+    ) -> int:
+        self._effect("restrict")
+        changed = 0
+        for index in (self.indexed, self.other_embedder.get(collection, {})):
+            if (old := index.get((ctx.tenant, collection, document_id))) is not None:
+                chunks = tuple(replace(c, readers=both(c.readers, tuple(readers))) for c in old.chunks)
+                changed += sum(a != b for a, b in zip(chunks, old.chunks, strict=True))
+                index[ctx.tenant, collection, document_id] = replace(old, chunks=chunks)
+        self._effect("restricted")
+        return changed
+
+    async def readable(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[str]:
+        mine = [m for m in self.manifests.values() if m.tenant == ctx.tenant]
+        shown = [readable for m in mine if (readable := m.readable_by(ctx.principal)) is not None]
+        return [c for c in chunk_ids if any(c in m.kv_ids for m in shown)]
+
     async def unindex(self, ctx: RequestContext, collection: str, document_ids: Sequence[str]) -> int:
         self._effect("unindex")
+        document_ids = [d for d in document_ids if self._may_unindex(ctx, collection, d)]
         removed = [self.indexed.pop((ctx.tenant, collection, d), None) for d in document_ids]
         for d in document_ids:
             self.other_embedder.get(collection, {}).pop((ctx.tenant, collection, d), None)
@@ -288,6 +313,8 @@ class World:
         assert self.indexed.keys() == self.manifests.keys()
         for key, manifest in self.manifests.items():
             assert [c.chunk_id for c in self.indexed[key].chunks] == [c.chunk_id for c in manifest.chunks]
+            readers = [manifest.readers_of(i) for i in range(len(manifest.chunks))]
+            assert [c.readers for c in self.indexed[key].chunks] == readers
             assert self.indexed[key].model_fingerprint == manifest.model_fingerprint
         assert self.kv == self._referenced()
 
@@ -298,6 +325,10 @@ class World:
             for (t, c, d), doc in self.indexed.items()
             if (t, c) == (tenant, collection)
         }
+
+    def _may_unindex(self, ctx: RequestContext, collection: str, document_id: str) -> bool:
+        found = self.indexed.get((ctx.tenant, collection, document_id))
+        return found is None or any(may_read(ctx.principal, chunk.readers) for chunk in found.chunks)
 
     def _indexes(self, collection: str, anew: bool) -> list[dict[tuple[str, str, str], IndexedDocument]]:
         replacing = self.other_embedder.get(collection)
@@ -318,8 +349,12 @@ class World:
         return sorted(gone)
 
 
-def context(tenant: str = "default", deadline_ms: int = 0) -> RequestContext:
-    return RequestContext.create("r", tenant, deadline_ms)
+def context(
+    tenant: str = "default", deadline_ms: int = 0, groups: Sequence[str] | None = None
+) -> RequestContext:
+    """``groups``: of a writer; None: the operator asks."""
+    writer = Principal("writer", tenant, frozenset([Role.WRITER]), frozenset(groups or ()))
+    return RequestContext.create("r", tenant, deadline_ms, principal=None if groups is None else writer)
 
 
 def text(document_id: str, content: str, **metadata: str) -> SourceDocument:

@@ -14,7 +14,7 @@ import xxhash
 
 from shared.identity import chunk_identity, ids_hash
 from shared.kv_format import ChunkHeader, write_chunk
-from shared.kv_format.layout import FORMAT_VERSION
+from shared.kv_format.layout import PLAIN_VERSION
 from shared.kv_types import Origin
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -93,7 +93,7 @@ def newer_chunk_bytes(chunk_id: str) -> bytes:
     """A whole file of a later version of the format, as far as this one can tell."""
     mark, newer = (
         magic + xxhash.xxh32_digest(magic)
-        for magic in (struct.pack("<8sI", b"KVQSEAL\n", v) for v in (FORMAT_VERSION, 99))
+        for magic in (struct.pack("<8sI", b"KVQSEAL\n", v) for v in (PLAIN_VERSION, 99))
     )
     data = chunk_bytes(chunk_id)
     assert mark in data

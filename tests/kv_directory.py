@@ -9,13 +9,14 @@ from pathlib import Path
 
 from shared.errors import KvquiltError
 from shared.kv_format import inspect_chunk, verify_chunk
-from shared.kv_types import Chain, OpenedChunk
+from shared.kv_types import Chain, OpenedChunk, Origin
 from shared.request import RequestContext
 
 
 class DirectoryStore:
     """``failure`` is raised by every method while it is set. ``calls`` are their names; ``adopted`` are
-    (chunk id, replaced), ``write_back`` says of each whether it was written back after an answer."""
+    (chunk id, replaced), ``write_back`` says of each whether it was written back after an answer, ``origins``
+    by chunk for whom it was adopted and what its identity was said to be made of."""
 
     def __init__(self, root: Path) -> None:
         self._chunks, self._staging = root / "chunks", root / "staging"
@@ -25,8 +26,10 @@ class DirectoryStore:
         self.calls: list[str] = []
         self.prefetched: list[str] = []
         self.chains: dict[str, Chain] = {}
+        self.readable_ids: set[str] = set()
         self.adopted: list[tuple[str, bool]] = []
         self.write_back: list[bool] = []
+        self.origins: dict[str, tuple[str, Origin | None]] = {}
 
     def path_of(self, chunk_id: str) -> Path:
         return self._chunks / f"{chunk_id}.arrow"
@@ -51,6 +54,10 @@ class DirectoryStore:
         await self._called("chain")
         return self.chains.get(parent_id)
 
+    async def readable(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[str]:
+        await self._called("readable")
+        return [chunk_id for chunk_id in chunk_ids if chunk_id in self.readable_ids]
+
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str:
         await self._called("stage")
         return str(self._staging)
@@ -63,8 +70,10 @@ class DirectoryStore:
         path: str,
         replace: bool = False,
         write_back: bool = False,
+        origin: Origin | None = None,
     ) -> bool:
         await self._called("adopt")
+        self.origins[chunk_id] = (ctx.tenant, origin)
         assert verify_chunk(path).header.chunk_id == chunk_id
         existed = self.path_of(chunk_id).exists()
         if not existed or replace:

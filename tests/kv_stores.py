@@ -36,6 +36,7 @@ from shared.clients.kv_node import AgentClient, NodeFilesClient
 from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
 from shared.clients.transport import ResponseT, Transport
 from shared.errors import CorruptData, NotFound, Unavailable
+from shared.kv_format import SealKeys
 from shared.kv_stores import NodeAgent, NodeFiles, Store
 from shared.kv_types import ChunkPage, DeletedChunks
 from shared.request import RequestContext
@@ -150,6 +151,7 @@ def tiers_in(
     *,
     memory_disk: Disk | None = None,
     clock: Callable[[], float] = time.monotonic,
+    keys: SealKeys | None = None,
     **settings: Any,
 ) -> NodeTiers:
     """Tiers of one node; ``settings`` as in ``config_in``."""
@@ -157,6 +159,7 @@ def tiers_in(
         config_in(directory, **settings),
         objects,
         machine(disk or Disk(), memory_disk or VolatileDisk(), clock),
+        keys,
     )[0]
 
 
@@ -169,6 +172,7 @@ def node_on(
     *,
     flights: Flights | None = None,
     clock: Callable[[], float] = time.monotonic,
+    keys: SealKeys | None = None,
     **settings: Any,
 ) -> Node:
     """One of ``nodes`` from now on. Chunks go between nodes by ``nodes.flights`` unless others are given."""
@@ -176,7 +180,7 @@ def node_on(
     stream = partial(nodes.flights.stream, node_id) if flights is None else partial(FlightServer, "127.0.0.1")
     config = config_in(directory, **settings)
     stands_on = machine(disk or Disk(), clock=clock)
-    node = build_node(node_id, config, nodes, stream, objects, flights or nodes.flights, stands_on)
+    node = build_node(node_id, config, nodes, stream, objects, flights or nodes.flights, stands_on, keys)
     nodes.stores[node_id] = node.agent
     return node
 
@@ -226,6 +230,7 @@ class FrontClient(NodeFilesClient, KvStoreClient):
         KvStoreClient.__init__(self, public)
         NodeFilesClient.__init__(self, handle)
         self.list_page, self.delete = home.list_page, home.delete
+        self.delete_manifest = KvStoreClient(handle).delete_manifest
 
 
 class FrontWithHome(ClusterStore):
@@ -247,14 +252,14 @@ async def front_over_grpc(front: FrontWithHome) -> AsyncGenerator[FrontClient, N
 
 
 @asynccontextmanager
-async def public_server(handlers: StoreHandlers) -> AsyncGenerator[str, None]:
+async def public_server(handlers: StoreHandlers, host: str = "127.0.0.1") -> AsyncGenerator[str, None]:
     """The address of a server with those services that Serve's proxy has of the store."""
     server = grpc.aio.server(options=CHANNEL_OPTIONS)
     for function in servicer_functions():
-        if ".kv_store" in function:
+        if function.endswith(".add_kv_store"):
             module, _, name = function.rpartition(".")
             getattr(import_module(module), name)(handlers, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"{host}:0")
     await server.start()
     try:
         yield f"127.0.0.1:{port}"

@@ -17,7 +17,7 @@ from cluster.archive.tar import MANIFESTS, Archive, ArchiveWriter, Head, chunk_i
 from cluster.cli.store_upkeep import scrub_bar
 from services.kv_store.documents.manifest_json import decode, encode
 from services.kv_store.tiers.chunk_files import verified
-from shared.errors import CorruptData, FailedPrecondition, ModelMismatch, NotFound
+from shared.errors import CorruptData, FailedPrecondition, InvalidRequest, ModelMismatch, NotFound
 from shared.generation.described import ModelDescription
 from shared.identity import chunk_identity, ids_hash
 from shared.kv_format import verify_chunk
@@ -136,6 +136,7 @@ async def _spool(
     with open(spool, "wb") as file:
         async with aclosing(store.list_manifests(ctx, collection)) as manifests:
             async for manifest in manifests:
+                _check_tenant(manifest, ctx)
                 # Whoever imports it may have another auxiliary model, or none; its KV is made there.
                 line = encode(manifest.without_auxiliary())
                 file.write(line)
@@ -147,6 +148,15 @@ async def _spool(
         raise NotFound(f"collection {collection!r} does not exist")
     head = Head(ctx.tenant, collection, tuple(models), num_documents, len(chunk_ids), digest.hexdigest())
     return head, list(chunk_ids)
+
+
+def _check_tenant(manifest: Manifest, ctx: RequestContext) -> None:
+    """
+    Raises:
+        InvalidRequest: the key is another tenant's than the one that the archive would name.
+    """
+    if manifest.tenant != ctx.tenant:
+        raise InvalidRequest(f"--tenant: the key is of tenant {manifest.tenant!r}; name it")
 
 
 async def _fetch(store: ArchiveStore, ctx: RequestContext, chunk_id: str, path: Path) -> None:

@@ -14,9 +14,11 @@ from rich.text import Text
 
 from cluster.cli.console import citation_line, timings_table, usage_line
 from cluster.cli.explanation import hidden_line, in_ms, selection_json, show_context
+from cluster.cli.trace_tree import spans_json
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Retrieved
 from shared.errors import Unavailable
 from shared.generation.told import ChosenEvent, MarginEvent, SelectedEvent, TokenEvent
+from shared.tracing.kept import KeptSpan
 
 
 @dataclass(slots=True)
@@ -150,8 +152,17 @@ async def show(
     console.print(timings_table(usage))
 
 
-def show_json(answer: WholeAnswer, questions: Sequence[str]) -> str:
-    return json.dumps(answer.as_json(questions), indent=2, ensure_ascii=False)
+def show_json(
+    answer: WholeAnswer,
+    questions: Sequence[str],
+    trace_id: str = "",
+    spans: Sequence[KeptSpan] | None = None,
+) -> str:
+    """``spans``: of its trace; None: it has none."""
+    told = answer.as_json(questions)
+    if spans is not None:
+        told |= {"trace_id": trace_id, "spans": spans_json(spans)}
+    return json.dumps(told, indent=2, ensure_ascii=False)
 
 
 def _heading(text: AnswerText, questions: Sequence[str], per_question: int) -> str:

@@ -109,6 +109,11 @@ THOUGHT_TEMPERATURE = 0.7
     is_flag=True,
     help="Never ask this question again of the reference (gateway.shadow; docs/gate.md).",
 )
+@click.option(
+    "--trace",
+    is_flag=True,
+    help="Have it traced, and show what every service did, and when (docs/tracing.md).",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 @click.pass_obj
 def ask(
@@ -125,12 +130,15 @@ def ask(
     kvquilt ask "Who signed it?" -c handbook --samples 4 --temperature 0.8
     kvquilt ask "Who signed it?" -c handbook --beams 4 --samples 2     the best 2 of 4 beams
     kvquilt ask "Who signed it?" -c handbook --margins                 notes on every chunk first
+    kvquilt ask "Who signed it?" -c handbook --trace                   and what every service did for it
     kvquilt ask "How many rooms?" -c handbook --thoughts 5 --choose majority --marker "Answer:"
     """
-    from cluster.cli.answer_output import collect, show, show_json
+    from cluster.cli.answer_output import WholeAnswer, collect, show, show_json
     from cluster.cli.remote import rag_client
+    from cluster.cli.trace_command import show_asked_for, spans_asked_for
     from shared.answer import Inquiry, RetrievalOptions
     from shared.search import SearchMode
+    from shared.tracing.traceparent import new_traceparent, trace_id_of
 
     asked = ([question] if question is not None else []) + list(questions)
     if not asked:
@@ -153,15 +161,23 @@ def ask(
     if hint := equal_samples_hint(options):
         session.err.print(f"hint: {hint}", style="yellow", soft_wrap=True)
 
-    async def go() -> None:
-        async with session.connect(rag_client) as client:
-            events = client.answer(session.context(), inquiry)
-            if options["as_json"]:
-                click.echo(show_json(await collect(events), asked))
-            else:
-                await show(session.out, events, asked, sampling.n, options["stream"], options["explain"])
+    traceparent = new_traceparent() if options["trace"] else ""
+    trace_id = trace_id_of(traceparent)
 
-    asyncio.run(go())
+    async def go() -> WholeAnswer | None:
+        async with session.connect(rag_client) as client:
+            events = client.answer(session.context(traceparent=traceparent), inquiry)
+            if options["as_json"]:
+                return await collect(events)
+            await show(session.out, events, asked, sampling.n, options["stream"], options["explain"])
+            return None
+
+    answer = asyncio.run(go())
+    if answer is not None:
+        spans = spans_asked_for(session, trace_id) if trace_id else None
+        click.echo(show_json(answer, asked, trace_id, spans))
+    elif trace_id:
+        show_asked_for(session, trace_id)
 
 
 def sampling_of(options: dict[str, Any]) -> SamplingParams:

@@ -41,12 +41,18 @@ def status_table(services: Sequence[ServiceHealth]) -> Table:
 
 
 def documents_table(documents: Sequence[DocumentInfo]) -> Table:
-    table = Table("collection", "document", "title", "chunks", "kv_context", "", box=None, pad_edge=False)
+    names = ("collection", "document", "title", "chunks", "kv_context", "readers", "")
+    table = Table(*names, box=None, pad_edge=False)
     for d in documents:
         note = "" if d.current else "made for another model"
-        cells = (d.collection, d.document_id, d.title, str(d.num_chunks), d.kv_context, note)
+        cells = (d.collection, d.document_id, d.title, str(d.num_chunks), d.kv_context, _readers(d), note)
         table.add_row(*map(Text, cells))
     return table
+
+
+def _readers(document: DocumentInfo) -> str:
+    sections = (f"{one.heading}: {', '.join(one.readers)}" for one in document.sections)
+    return "; ".join([", ".join(document.readers) or "everybody", *sections])
 
 
 def print_whole(console: Console, table: Table) -> None:

@@ -12,8 +12,18 @@ import click
 
 from cluster.cli.session import Session, resumable
 from shared.errors import InvalidRequest
+from shared.readers import checked_readers
 
 INGEST_DEADLINE_MS = 3_600_000
+READERS_OPTION = click.option(
+    "--readers",
+    multiple=True,
+    metavar="GROUP",
+    help=(
+        "A group that may read what no .readers.yaml names; several by giving it several times. Default: "
+        "everybody of the tenant."
+    ),
+)
 
 
 @click.command()
@@ -27,18 +37,25 @@ INGEST_DEADLINE_MS = 3_600_000
         "prompt and the configured kv_context. It answers meanwhile."
     ),
 )
+@READERS_OPTION
 @click.pass_obj
 @resumable
-async def ingest(session: Session, paths: tuple[Path, ...], collection: str, re_encode: bool) -> int:
+async def ingest(
+    session: Session, paths: tuple[Path, ...], collection: str, re_encode: bool, readers: tuple[str, ...]
+) -> int:
     """Documents in: folders (searched through) and files, .txt .md .html .pdf .docx .pptx .xlsx .csv .eml.
 
     Unchanged documents cost a lookup, changed ones are replaced, an interrupted run goes on when the same
     command is given again. What of a document could not be read, as pages without text, is a warning, and so
     is a language that the embedder does not read. Exit code 1 when a document failed; the others are in.
 
+    Who may read a document is said by `.readers.yaml` in its folder or above it in PATHS (docs/readers.md),
+    else by --readers.
+
     \b
     kvquilt ingest ./docs --collection handbook
     kvquilt ingest lease.pdf notes.md -c handbook
+    kvquilt ingest ./hr -c handbook --readers hr --readers board
     kvquilt ingest -c handbook --re-encode             after the model was changed
     """
     from cluster.cli.ingest_command import follow_all, ingest_files, print_skipped
@@ -47,6 +64,9 @@ async def ingest(session: Session, paths: tuple[Path, ...], collection: str, re_
 
     if bool(paths) == re_encode:
         raise InvalidRequest("name the PATHS to ingest, or --re-encode, not both")
+    if readers and re_encode:
+        raise InvalidRequest("--readers: not with --re-encode, which leaves documents those that they have")
+    groups = checked_readers("--readers", readers)
     sources = find_sources(paths) if paths else Sources([], {})
     print_skipped(session.err, sources.skipped)
 
@@ -59,6 +79,7 @@ async def ingest(session: Session, paths: tuple[Path, ...], collection: str, re_
                 session.err,
                 lambda documents: client.upsert(session.context(INGEST_DEADLINE_MS), collection, documents),
                 sources.files,
+                groups,
             )
     summary.print(session.out)
     return 1 if summary.failed else 0
@@ -69,8 +90,8 @@ async def ingest(session: Session, paths: tuple[Path, ...], collection: str, re_
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 @click.pass_obj
 def documents(session: Session, collection: str, as_json: bool) -> None:
-    """List what has been ingested, and what the KV of each document was computed behind (kv_context).
-    Documents are named as `kvquilt delete` takes them."""
+    """List what has been ingested, who may read it, and what the KV of each document was computed behind
+    (kv_context). Documents are named as `kvquilt delete` takes them."""
     from cluster.cli.console import documents_table, print_whole
     from cluster.cli.remote import ingest_client
 

@@ -204,7 +204,7 @@ def evaluate(
         processes,
         minutes,
         attention=html_path is not None and via is None,
-        connect=via and partial(generation_client, via[1]),
+        connect=via and partial(generation_client, via[1], session.credentials_at(via[1])),
         tenant=session.tenant,
         retrieve=retrieve or 0,
         adapters=tuple(places),

@@ -17,6 +17,7 @@ from cluster.cli.read_ahead import ReadAhead
 from cluster.cli.sources import Readable
 from shared.documents import SOURCE_KEY, SourceDocument, Stage, UpsertProgress
 from shared.errors import UnreadableDocument
+from shared.readers import EVERYBODY, Readers
 
 GROUP_LEN, GROUP_BYTES = 8, 16 * 2**20
 NUM_SHOWN = 20
@@ -95,17 +96,20 @@ def print_skipped(console: Console, skipped: Mapping[Path | str, str]) -> None:
         console.print(Text(f"skipped {more} more", "yellow"))
 
 
-async def ingest_files(console: Console, upsert: Upsert, sources: Sequence[Readable]) -> Summary:
+async def ingest_files(
+    console: Console, upsert: Upsert, sources: Sequence[Readable], readers: Readers = EVERYBODY
+) -> Summary:
     """A few documents per call, so that the service works on several at once and an interruption costs
     little. A file that cannot be read is a failed document, like one that cannot be parsed; the others go
-    on. While the service works on some, the next ones are read (``ReadAhead``).
+    on. While the service works on some, the next ones are read (``ReadAhead``). ``readers``: of documents
+    about which no file says who may read them.
 
     Raises:
         KvquiltError: the service, or where the documents lie, cannot be reached; what was stored stays.
     """
     summary = Summary()
     with ReadAhead(sources) as documents, progress_bar(console) as bar:
-        groups = _groups(documents, summary)
+        groups = _groups(documents, summary, readers)
         task = bar.add_task("", total=len(sources), document="")
         while group := await asyncio.to_thread(next, groups, None):
             async with aclosing(upsert(group)) as updates:
@@ -127,7 +131,7 @@ async def follow_all(console: Console, updates: AsyncGenerator[UpsertProgress, N
     return summary
 
 
-def _groups(documents: ReadAhead, summary: Summary) -> Iterator[list[SourceDocument]]:
+def _groups(documents: ReadAhead, summary: Summary, readers: Readers) -> Iterator[list[SourceDocument]]:
     """Documents by the handful, at most ``GROUP_BYTES`` together unless one alone is larger; unreadable ones
     go to the summary."""
     group: list[SourceDocument] = []
@@ -142,7 +146,15 @@ def _groups(documents: ReadAhead, summary: Summary) -> Iterator[list[SourceDocum
             yield group
             group, size = [], 0
         metadata = {SOURCE_KEY: source.source} if source.source else {}
-        group.append(SourceDocument(source.document_id, content, metadata=metadata))
+        group.append(
+            SourceDocument(
+                source.document_id,
+                content,
+                metadata=metadata,
+                readers=source.access.readers or readers,
+                sections=source.access.sections,
+            )
+        )
         size += len(content)
     if group:
         yield group

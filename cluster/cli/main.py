@@ -1,11 +1,12 @@
-"""The command line: `kvquilt up`, `ingest`, `sync`, `ask`, `documents`, `delete`, `models`, `gate`,
-`eval`, `train`, `feedback`, `store`, `retrieval`, `status`, `down`, `demo`.
+"""The command line: `kvquilt up`, `ingest`, `sync`, `ask`, `documents`, `delete`, `key`, `models`,
+`gate`, `eval`, `train`, `feedback`, `store`, `retrieval`, `status`, `trace`, `doctor`, `down`, `demo`.
 
 Commands only translate: options into values, values into what is printed. Errors are one line on standard
 error and an exit code: 2 wrong input, 3 not found, 4 try again, 1 anything else, 130 interrupted. Here are
 the commands that start and stop; the others are in ``document_commands``, ``sync_command``,
-``ask_command``, ``explore_command``, ``model_commands``, ``gate_command``, ``eval_command``,
-``train_command``, ``feedback_commands``, ``store_commands`` and ``retrieval_commands``.
+``ask_command``, ``explore_command``, ``key_commands``, ``model_commands``, ``gate_command``,
+``eval_command``, ``train_command``, ``feedback_commands``, ``store_commands``, ``retrieval_commands``,
+``trace_command`` and ``doctor_command``.
 """
 
 from __future__ import annotations
@@ -18,17 +19,24 @@ import click
 from rich.console import Console
 
 from cluster.cli.ask_command import ask
+from cluster.cli.audit_command import audit
+from cluster.cli.doctor_command import doctor
 from cluster.cli.document_commands import delete, documents, ingest
 from cluster.cli.eval_command import evaluate
 from cluster.cli.explore_command import explore
 from cluster.cli.feedback_commands import feedback
 from cluster.cli.gate_command import gate
+from cluster.cli.key_commands import key
 from cluster.cli.model_commands import models
 from cluster.cli.retrieval_commands import retrieval
 from cluster.cli.session import EXISTING_FILE, Commands, Session
 from cluster.cli.store_commands import store
 from cluster.cli.sync_command import sync
+from cluster.cli.trace_command import trace
 from cluster.cli.train_command import train
+from shared.config import API_KEY
+
+_PEM = click.Path(dir_okay=False, exists=True, resolve_path=True)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -37,11 +45,42 @@ from cluster.cli.train_command import train
     type=click.Path(path_type=Path),
     help="Where everything is kept. Default: KVQUILT_DATA_DIR, else ~/.local/share/kvquilt.",
 )
-@click.option("--target", default="", metavar="HOST:PORT", help="A running system, instead of the local one.")
-@click.option("--tenant", default="", help="Whose documents; tenants never see each other's.")
+@click.option(
+    "--target",
+    default="",
+    metavar="HOST:PORT",
+    help="A running system, instead of the local one; grpcs://HOST:PORT by TLS.",
+)
+@click.option(
+    "--ca",
+    type=EXISTING_FILE,
+    help="PEM file of the authorities that are trusted by TLS. Default: SSL_CERT_FILE, else the usual ones.",
+)
+@click.option(
+    "--tenant",
+    default="",
+    help="Whose documents, where nobody has a key, or for the system's owner; of others the key says it.",
+)
+@click.option(
+    "--key",
+    envvar=API_KEY,
+    show_envvar=True,
+    default="",
+    help="Who calls, where callers have keys: a key or token. Others of this machine see options: rather use "
+    "the variable or --key-file. The owner of the local system needs none.",
+)
+@click.option("--key-file", type=EXISTING_FILE, help="A file that holds it.")
 @click.version_option(package_name="kvquilt")
 @click.pass_context
-def main(ctx: click.Context, data_dir: Path | None, target: str, tenant: str) -> None:
+def main(
+    ctx: click.Context,
+    data_dir: Path | None,
+    target: str,
+    ca: Path | None,
+    tenant: str,
+    key: str,
+    key_file: Path | None,
+) -> None:
     """Answers questions from your documents without reading them again: their KV is computed once, stored,
     and reused in any order.
 
@@ -62,6 +101,8 @@ def main(ctx: click.Context, data_dir: Path | None, target: str, tenant: str) ->
         tenant,
         Console(highlight=False),
         Console(stderr=True, highlight=False),
+        key_file.read_text(encoding="utf-8").strip() if key_file else key,
+        str(ca or ""),
     )
 
 
@@ -79,6 +120,8 @@ def main(ctx: click.Context, data_dir: Path | None, target: str, tenant: str) ->
 )
 @click.option("--grpc-port", type=int, help="Default 9000.")
 @click.option("--http-port", type=int, help="Default 8000; OpenAI's clients, and health checks.")
+@click.option("--tls-cert", type=_PEM, help="PEM file; callers are answered by TLS then.")
+@click.option("--tls-key", type=_PEM, help="Its private key.")
 @click.pass_obj
 def up(
     session: Session,
@@ -86,6 +129,8 @@ def up(
     config_path: Path | None,
     grpc_port: int | None,
     http_port: int | None,
+    tls_cert: str | None,
+    tls_key: str | None,
 ) -> None:
     """Start the services on this machine.
 
@@ -101,6 +146,7 @@ def up(
 
     data_dir = str(session.data_dir) if session.data_dir_chosen else None
     options = {"model": model, "data_dir": data_dir, "grpc_port": grpc_port, "http_port": http_port}
+    options |= {"tls_cert": tls_cert, "tls_key": tls_key}
     config = served_config(config_path, options, session.out)
     with start_progress(session.out) as on_progress:
         state = launcher.start(config, on_progress)
@@ -164,8 +210,8 @@ def demo(session: Session, json_path: Path, keep: bool) -> None:
 
 
 for command in (
-    *(ingest, sync, ask, explore, documents, delete, models),
-    *(gate, evaluate, train, feedback, store, retrieval),
+    *(ingest, sync, ask, explore, documents, delete, key, models),
+    *(gate, evaluate, train, feedback, store, retrieval, trace, doctor, audit),
 ):
     main.add_command(command)
 

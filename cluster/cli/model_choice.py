@@ -42,9 +42,7 @@ def served_config(config_path: Path | None, options: Mapping[str, Any], console:
     Raises:
         KvquiltError: names the setting; or see ``resolve_model``.
     """
-    values = read_yaml(config_path.read_text(encoding="utf-8"), str(config_path)) if config_path else {}
-    chosen = {key: value for key, value in options.items() if value is not None}
-    values = under(chosen, merge_env(values, os.environ))
+    values = chosen_values(config_path, options)
     environ = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
     load_quilt(values, environ, resolve=str)  # a wrong setting is told before a model is converted
     model = str(values.get("model") or "")
@@ -52,6 +50,17 @@ def served_config(config_path: Path | None, options: Mapping[str, Any], console:
     values["gateway"] = under(values.get("gateway") or {}, {"http": {"model": served}})
     values["model"] = choose_model(model, environ, console)
     return load_quilt(values, environ)
+
+
+def chosen_values(config_path: Path | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """As they are written: ``options`` that are not None over the environment over the file.
+
+    Raises:
+        ConfigError: the file is not a YAML mapping.
+    """
+    values = read_yaml(config_path.read_text(encoding="utf-8"), str(config_path)) if config_path else {}
+    chosen = {key: value for key, value in options.items() if value is not None}
+    return under(chosen, merge_env(values, os.environ))
 
 
 @contextmanager

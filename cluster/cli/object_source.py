@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cluster.cli.readers_file import READERS_FILE, UNSAID, Access, ReadersFile, ReadersRules
 from cluster.cli.sources import Sources, hidden, named, nothing_in, unfit
 from services.kv_store.blobs.protocol import Blobs, list_all
 from services.kv_store.s3.bucket import ObjectBlobs
@@ -43,6 +44,7 @@ class SourceObject:
     num_bytes: int
     _key: str
     _prefix: ObjectPrefix
+    access: Access = UNSAID
 
     def read(self) -> bytes:
         return self._prefix.read(self._key)
@@ -72,10 +74,15 @@ class ObjectPrefix:
         files: list[SourceObject] = []
         skipped: dict[Path | str, str] = {}
         paths: set[str] = set()
+        readers_files: list[ReadersFile] = []
         with self._told_of_this():
             for found in list_all(self._blobs, self._prefix):
                 path = found.name.removeprefix(self._prefix)
                 paths.add(path)
+                folder, _, name = path.rpartition("/")
+                if name == READERS_FILE and not hidden(folder):
+                    content = b"".join(self._blobs.read(found.name))
+                    readers_files.append(ReadersFile(SCHEME + found.name, folder, content))
                 if path.endswith("/") or not path or hidden(path):
                     continue
                 if reason := unfit(path, found.size_bytes):
@@ -86,6 +93,12 @@ class ObjectPrefix:
         self._paths = frozenset(paths)
         if not files:
             raise nothing_in(self._where)
+        rules = ReadersRules(readers_files)
+        rules.check_named(paths)
+        files = [
+            replace(file, access=rules.access_to(file.document_id.removeprefix(self.id_prefix)))
+            for file in files
+        ]
         return Sources(files, skipped)
 
     def has(self, document_id: str) -> bool:

@@ -1,4 +1,4 @@
-"""Clients of a running system, reached over gRPC at ``host:port``."""
+"""Clients of a running system, reached over gRPC at ``host:port``, or by TLS at ``grpcs://host:port``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
-import grpc
-
 from shared.clients import generation, ingest, kv_store, rag, retrieval
-from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
+from shared.clients.channels import channel_to
+from shared.clients.grpc_transport import GrpcTransport
+from shared.principals.credentials import Credentials, no_credentials
 
 ClientT = TypeVar("ClientT")
 _PATIENCE_S = 5.0
@@ -17,8 +17,8 @@ _PATIENCE_S = 5.0
 
 
 class Door(Generic[ClientT]):
-    """The way to an application's client: ``async with door(target) as client``. ``patience_s``: see
-    ``GrpcTransport``."""
+    """The way to an application's client: ``async with door(target) as client``. ``patience_s``,
+    ``credentials``: see ``GrpcTransport``."""
 
     def __init__(
         self, client_type: Callable[..., ClientT], application: str, *services: str, patience_s: float = 0.0
@@ -27,10 +27,20 @@ class Door(Generic[ClientT]):
         self._client_type, self._services, self._patience_s = client_type, services, patience_s
 
     @asynccontextmanager
-    async def __call__(self, target: str) -> AsyncIterator[ClientT]:
-        async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+    async def __call__(
+        self,
+        target: str,
+        credentials: Credentials = no_credentials,
+        ca_file: str = "",
+        server_name: str = "",
+    ) -> AsyncIterator[ClientT]:
+        """``ca_file``, ``server_name``: see ``channel_to``."""
+        async with channel_to(target, ca_file, server_name) as channel:
             yield self._client_type(
-                *(GrpcTransport(channel, name, self.application, self._patience_s) for name in self._services)
+                *(
+                    GrpcTransport(channel, name, self.application, self._patience_s, credentials)
+                    for name in self._services
+                )
             )
 
 

@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 
 from shared.errors import InvalidRequest, KvquiltError, NotFound
+from shared.principals.credentials import Credentials, bearer, no_credentials
 from shared.request import RequestContext
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class Session:
     tenant: str
     out: Console
     err: Console
+    key: str = ""
+    ca_file: str = ""
 
     @property
     def target(self) -> str:
@@ -64,7 +67,35 @@ class Session:
         return state.addresses.get(application, state.target)
 
     def connect(self, door: Door[ClientT]) -> AbstractAsyncContextManager[ClientT]:
-        return door(self.target_of(door.application))
+        target = self.target_of(door.application)
+        if not self.target_option and target == (state := self._state()).target:
+            return door(target, self.credentials, state.certificate, state.server_name)
+        return door(target, self.credentials, self.ca_file)
+
+    @property
+    def credentials(self) -> Credentials:
+        """The key that was named; else, for the stack that runs on the data directory, its owner's."""
+        return self.credentials_at(self.target)
+
+    def credentials_at(self, address: str) -> Credentials:
+        """Those for a system at ``address``, of which nobody but its own stack is told the owner's."""
+        from cluster.local.authentication import operator_credentials
+        from cluster.local.state import RunDirectory
+
+        if self.key:
+            return bearer(self.key)
+        state = RunDirectory(self.data_dir).running()
+        return (
+            operator_credentials(state.secret_file) if state and state.target == address else no_credentials
+        )
+
+    @property
+    def keys_file(self) -> Path:
+        """Of the stack that runs on the data directory, else where the next one will look."""
+        from cluster.local.state import RunDirectory
+
+        state = RunDirectory(self.data_dir).running()
+        return Path(state.keys_file) if state and state.keys_file else self.data_dir / "auth" / "keys.json"
 
     def _state(self) -> StackState:
         from cluster.local.state import RunDirectory
@@ -77,9 +108,11 @@ class Session:
             )
         return state
 
-    def context(self, deadline_ms: int = 120_000, tenant: str = "") -> RequestContext:
+    def context(self, deadline_ms: int = 120_000, tenant: str = "", traceparent: str = "") -> RequestContext:
         """``tenant`` empty: the one that was chosen."""
-        return RequestContext.create(tenant=tenant or self.tenant, deadline_ms=deadline_ms)
+        return RequestContext.create(
+            tenant=tenant or self.tenant, deadline_ms=deadline_ms, traceparent=traceparent
+        )
 
     def ask(self, door: Door[ClientT], question: Callable[[ClientT], Awaitable[ResultT]]) -> ResultT:
         """One call of a client of the system."""

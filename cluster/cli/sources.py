@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+from cluster.cli.readers_file import READERS_FILE, UNSAID, Access, ReadersFile, ReadersRules
 from shared.errors import InvalidRequest, UnreadableDocument
 from shared.request import check_name
 
@@ -37,6 +38,11 @@ class Readable(Protocol):
         """As far as is known before it is read."""
         ...
 
+    @property
+    def access(self) -> Access:
+        """Who may read it, by a file beside it; ``UNSAID``: no file says so."""
+        ...
+
     def read(self) -> bytes:
         """
         Raises:
@@ -54,6 +60,7 @@ class SourceFile:
     path: Path
     document_id: str
     source: str = ""
+    access: Access = UNSAID
 
     @property
     def num_bytes(self) -> int:
@@ -102,7 +109,7 @@ class Folder:
         """
         skipped: dict[Path | str, str] = {}
         files = [
-            SourceFile(file.path, self.id_prefix + file.document_id, self.name)
+            SourceFile(file.path, self.id_prefix + file.document_id, self.name, file.access)
             for file in _in_folder(self.path, skipped)
         ]
         if not files:
@@ -180,7 +187,8 @@ def _in_path(path: Path, skipped: dict[Path | str, str]) -> Iterator[SourceFile]
     if stat.S_ISDIR(mode):
         yield from _in_folder(path, skipped)
     elif stat.S_ISREG(mode):
-        yield SourceFile(path, path.name, _uri(path.parent))
+        rules = ReadersRules([_readers_file(path.parent / READERS_FILE)])
+        yield SourceFile(path, path.name, _uri(path.parent), rules.access_to(path.name))
     else:
         raise InvalidRequest(f"{path}: is neither a file nor a folder")
 
@@ -194,16 +202,32 @@ def _in_folder(folder: Path, skipped: dict[Path | str, str]) -> Iterator[SourceF
         skipped[Path(error.filename)] = f"cannot be searched: {error.strerror}"
 
     found: list[Path] = []
+    readers_files: list[ReadersFile] = []
     for parent, folders, names in os.walk(folder, onerror=cannot_be_searched):
         folders[:] = [name for name in folders if not hidden(name)]
         found += [Path(parent, name) for name in names if not hidden(name)]
+        if READERS_FILE in names:
+            below = Path(parent).relative_to(folder).as_posix()
+            readers_files.append(_readers_file(Path(parent, READERS_FILE), "" if below == "." else below))
     source, inside = _uri(folder), folder.resolve()
+    rules = ReadersRules(readers_files)
+    rules.check_named(file.relative_to(folder).as_posix() for file in found)
     for file in sorted(found):
         relative = file.relative_to(folder).as_posix()
         if reason := _unfit_file(file, relative, inside):
             skipped[file] = reason
         else:
-            yield SourceFile(file, relative, source)
+            yield SourceFile(file, relative, source, rules.access_to(relative))
+
+
+def _readers_file(path: Path, below: str = "") -> ReadersFile:
+    """One that is not there says nothing."""
+    try:
+        return ReadersFile(str(path), below, path.read_bytes())
+    except FileNotFoundError:
+        return ReadersFile(str(path), below, b"")
+    except OSError as error:
+        raise InvalidRequest(f"{path}: cannot be read: {error.strerror}; it says who may read") from error
 
 
 def _mode(path: Path) -> int:

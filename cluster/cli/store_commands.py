@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from functools import partial
 from pathlib import Path
@@ -77,23 +78,29 @@ def stats(session: Session, as_json: bool) -> None:
 
 
 @store.command()
+@click.option(
+    "--recompute-sample",
+    "num_recomputed",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Also compute the KV of N random chunks once more, and compare it with what is stored.",
+)
 @click.pass_obj
-def verify(session: Session) -> None:
+def verify(session: Session, num_recomputed: int | None) -> None:
     """Read and verify every copy of every chunk, in every tier of every node and in the object store, both
     copies of every document's manifest, and the pins.
 
-    Changes nothing. Lists damaged copies, and chunks that documents need and of which no durable good copy is
-    left; exit code 1 if there are any. `kvquilt store repair` makes them whole.
-    """
-    from cluster.cli.remote import store_client
-    from cluster.cli.store_upkeep import print_findings
-    from cluster.cli.store_upkeep import verify as scrub
+    Changes nothing. Lists damaged and forged copies, and chunks that documents need and of which no durable
+    good copy is left; exit code 1 if there are any. `kvquilt store repair` makes them whole. Also counts what
+    has no seal of the installation's current key.
 
-    ctx = session.context(LONG_DEADLINE_MS)
-    findings = session.ask(store_client, lambda store: scrub(session.err, store, ctx, repair=False))
-    print_findings(session.out, findings)
-    if findings.damaged or findings.missing_chunk_ids or findings.damaged_records:
-        session.out.print("make it whole: kvquilt store repair", style="dim")
+    \b
+    kvquilt store verify
+    kvquilt store verify --recompute-sample 20       is the KV what the model makes of the documents?
+    """
+    from cluster.cli.recomputing import verify_store
+
+    if not asyncio.run(verify_store(session, num_recomputed or 0)):
         sys.exit(1)
 
 
@@ -125,10 +132,16 @@ async def repair(session: Session) -> int:
 @click.option(
     "--encoding", default="", help="exact, int8, … Default: the one in which the generator writes new KV."
 )
+@click.option(
+    "--seal/--no-seal",
+    default=True,
+    help="Also seal what has no seal of the current key, of all tenants; reads everything. Default: yes.",
+)
 @click.pass_obj
 @resumable
-async def migrate(session: Session, collection: str, encoding: str) -> int:
-    """Bring documents to the model that is served, and their KV into one encoding.
+async def migrate(session: Session, collection: str, encoding: str, seal: bool) -> int:
+    """Bring documents to the model that is served, their KV into one encoding, and what is stored under the
+    installation's current key.
 
     Documents of another model are made anew from their stored text, as `kvquilt ingest --re-encode` does.
     Questions are answered meanwhile: a store may hold mixed encodings. Exit code 1 when a document failed.
@@ -137,6 +150,7 @@ async def migrate(session: Session, collection: str, encoding: str) -> int:
     kvquilt store migrate --encoding int8           half the bytes
     kvquilt store migrate -c handbook               after the model or its kv_encoding was changed
     """
+    from cluster.cli.recomputing import seal_store
     from cluster.cli.remote import generation_client, ingest_client
     from cluster.cli.store_upkeep import migrate as bring
 
@@ -150,6 +164,8 @@ async def migrate(session: Session, collection: str, encoding: str) -> int:
     session.out.print(
         f"{summary.num_done} documents have all their KV in {chosen or 'the encoding of the generator'}"
     )
+    if seal:
+        await seal_store(session)
     return 0
 
 

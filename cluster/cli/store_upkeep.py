@@ -35,19 +35,41 @@ def print_findings(console: Console, found: VerifyProgress) -> None:
         console.print(f"{chunk_id}  no durable good copy is left", style="red")
 
 
-async def verify(console: Console, store: Store, ctx: RequestContext, repair: bool) -> VerifyProgress:
+def print_seals(console: Console, found: VerifyProgress) -> None:
+    """Of a whole scrub."""
+    if found.num_sealed or found.num_sealed_documents:
+        console.print(
+            f"sealed with the installation's current key: {found.num_sealed:,} chunks, "
+            f"{found.num_sealed_documents:,} documents"
+        )
+    if found.num_unsealed or found.num_unsealed_documents:
+        console.print(
+            f"{found.num_unsealed:,} chunks and {found.num_unsealed_documents:,} documents have no seal of "
+            "the installation's current key: an earlier version or key stored them; "
+            "`kvquilt store migrate` seals them",
+            style="yellow",
+            soft_wrap=True,
+        )
+
+
+async def verify(
+    console: Console, store: Store, ctx: RequestContext, repair: bool, seal: bool = False
+) -> VerifyProgress:
     """Returns the last that was told, with all damage."""
     found = VerifyProgress(0, 0)
     stats = await store.stats(ctx)
     tiers = [t for node in stats.nodes for t in node.tiers] + ([stats.objects] if stats.objects else [])
     with scrub_bar(console) as bar:
-        task = bar.add_task("repairing" if repair else "verifying", total=sum(t.num_chunks for t in tiers))
-        async with aclosing(store.verify(ctx, repair)) as updates:
+        doing = "repairing" if repair else "sealing" if seal else "verifying"
+        task = bar.add_task(doing, total=sum(t.num_chunks for t in tiers))
+        async with aclosing(store.verify(ctx, repair, seal)) as updates:
             async for now in updates:
                 found = replace(
                     now,
                     damaged=found.damaged + now.damaged,
                     damaged_records=found.damaged_records + now.damaged_records,
+                    num_unsealed_documents=found.num_unsealed_documents + now.num_unsealed_documents,
+                    num_sealed_documents=found.num_sealed_documents + now.num_sealed_documents,
                 )
                 bar.update(task, completed=now.num_copies)
     return found

@@ -13,10 +13,11 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from cluster.cli.document_commands import INGEST_DEADLINE_MS
+from cluster.cli.document_commands import INGEST_DEADLINE_MS, READERS_OPTION
 from cluster.cli.session import EXISTING_FILE, Session, resumable
 from shared.documents import DeletedDocuments, DocumentInfo, SourceDocument, UpsertProgress
 from shared.errors import InvalidRequest, NotFound
+from shared.readers import checked_readers
 
 if TYPE_CHECKING:
     from cluster.cli.syncing import SyncReport, SyncSource
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 @click.option("--delete", is_flag=True, help="Delete documents that have vanished from SOURCE.")
 @click.option("--yes", is_flag=True, help="With --delete: however many they are.")
 @click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
+@READERS_OPTION
 @click.option(
     "--as",
     "label",
@@ -58,6 +60,7 @@ async def sync(
     delete: bool,
     yes: bool,
     dry_run: bool,
+    readers: tuple[str, ...],
     label: str,
     endpoint: str,
     config_path: Path | None,
@@ -81,6 +84,9 @@ async def sync(
     several SOURCES can share a collection. Deleting more than 10 documents, and more than half of SOURCE's,
     needs --yes.
 
+    Who may read a document is said by `.readers.yaml` in SOURCE (docs/readers.md), else by --readers, else
+    everybody of the tenant may; a document whose readers alone have changed is changed, and costs no prefill.
+
     S3 keys come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or from credentials_file in --config.
 
     Exit code 1 when a document failed or a deletion did not happen; the others are done. An interrupted run
@@ -92,12 +98,13 @@ async def sync(
 
     if yes and not delete:
         raise InvalidRequest("--yes: only with --delete")
+    groups = checked_readers("--readers", readers)
     chosen = _source_of(source, label, endpoint, config_path)
     found = chosen.find()
     print_skipped(session.err, found.skipped)
 
     async with session.connect(ingest_client) as client:
-        run = Sync(chosen, _Remote(client, session, collection), delete, yes, dry_run)
+        run = Sync(chosen, _Remote(client, session, collection), delete, yes, dry_run, groups)
         report = await run.run(session.err, found)
     if as_json:
         click.echo(json.dumps(as_values(report, collection, dry_run), indent=2))

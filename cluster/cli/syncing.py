@@ -19,6 +19,7 @@ from cluster.cli.ingest_command import Summary, ingest_files, progress_bar
 from cluster.cli.sources import Readable, Sources
 from shared.documents import DeletedDocuments, DocumentInfo, SourceDocument, Stage, UpsertProgress
 from shared.errors import InvalidRequest, KvquiltError, UnreadableDocument
+from shared.readers import EVERYBODY, Readers
 
 MANY, MANY_SHARE = 10, 0.5
 """Deleting more documents than the first, and more than this share of the source's, needs consent."""
@@ -119,13 +120,15 @@ def plan_of(source: SyncSource, found: Sources[Readable], documents: Iterable[Do
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """One run. ``delete``: vanished documents go; ``yes``: however many they are. ``dry_run``: only tell."""
+    """One run. ``delete``: vanished documents go; ``yes``: however many they are. ``dry_run``: only tell.
+    ``readers``: of documents about which no file says who may read them."""
 
     source: SyncSource
     collection: SyncedCollection
     delete: bool = False
     yes: bool = False
     dry_run: bool = False
+    readers: Readers = EVERYBODY
 
     async def run(self, console: Console, found: Sources[Readable]) -> SyncReport:
         """``found``: by the source's ``find``.
@@ -168,7 +171,7 @@ class Sync:
                             unfinished.append(progress.document_id)
                     yield progress
 
-        report.summary = await ingest_files(console, upsert, plan.files)
+        report.summary = await ingest_files(console, upsert, plan.files, self.readers)
         for documents in (report.added, report.changed, report.unchanged):
             documents.sort()  # they came as they were done
         if unfinished and self.delete and plan.vanished:

@@ -11,12 +11,14 @@ from cluster.cli.session import Session
 from cluster.cli.train_auxiliary import auxiliary
 from cluster.cli.train_packets_command import packets
 from cluster.cli.train_sft_command import sft
-from cluster.cli.training_options import loop_settings, run_training, training_options
+from cluster.cli.training_options import loop_settings, refuse_collection, run_training, training_options
 from cluster.config import QuiltConfig
-from services.training.adapter.settings import AdapterSettings
+from services.training.adapter.settings import AdapterSettings, AdapterTarget
+from shared.errors import ConfigError
 from shared.generation.modes import ReuseMode
 
 if TYPE_CHECKING:  # torch is slow to import
+    from cluster.training.labelled import Labelled
     from cluster.training.run import TrainingTask
     from cluster.training.task import TrainedModel
 
@@ -32,6 +34,21 @@ train.add_command(sft)
 
 @train.command()
 @training_options(AdapterSettings())
+@click.option(
+    "--target",
+    type=click.Choice([target.value for target in AdapterTarget]),
+    default=AdapterTarget.TEACHER.value,
+    show_default=True,
+    help="teacher: what the model itself says that reads whole blocks under full; answers: those that --data "
+    "gives, in the form of `kvquilt train sft`.",
+)
+@click.option(
+    "--order",
+    type=click.Choice(["shuffled", "best_last"]),
+    default="shuffled",
+    show_default=True,
+    help="Of a context's chunks. best_last: the first question's best one last, as gateway.order has it.",
+)
 @click.option("--rank", type=int, default=16, show_default=True)
 @click.option("--alpha", type=float, default=32.0, show_default=True, help="alpha / rank · B·A·x is added.")
 @click.option(
@@ -52,18 +69,21 @@ train.add_command(sft)
 )
 @click.pass_obj
 def adapter(session: Session, /, **options: Any) -> None:
-    """Train an adapter (LoRA) for the rows of requests, by self-distillation.
+    """Train an adapter (LoRA) for the rows of requests, by self-distillation or on labelled answers.
 
     The model itself, reading whole blocks under full, is the teacher; the adapter learns to come to the same
-    answers over stored chunks. Stored KV and full stay as they are, bit by bit. Ctrl-C leaves a checkpoint,
-    and the same command goes on from there, to the weights that it would have come to without it.
+    answers over stored chunks. With --target answers it learns those of --data instead. Stored KV and full
+    stay as they are, bit by bit. Ctrl-C leaves a checkpoint, and the same command goes on from there, to the
+    weights that it would have come to without it.
 
     \b
     kvquilt train adapter --model demo --invented 200 --out adapters/demo
     kvquilt train adapter --model smollm2 --data handbook.jsonl --out adapters/handbook
+    kvquilt train adapter --model smollm2 --target answers --data answered.jsonl --out adapters/answers
     """
     settings = AdapterSettings(
         **loop_settings(options),
+        target=AdapterTarget(options["target"]),
         rank=options["rank"],
         alpha=options["alpha"],
         targets=tuple(name.strip() for name in options["targets"].split(",") if name.strip()),
@@ -72,17 +92,31 @@ def adapter(session: Session, /, **options: Any) -> None:
         answer_tokens=options["answer_tokens"],
     )
     out = options["out"]
+    labelled = settings.target is AdapterTarget.ANSWERS
 
     def task(config: QuiltConfig, served: TrainedModel) -> TrainingTask:
-        from cluster.training.adapter import AdapterTask
+        from cluster.training.adapter import AdapterTask, AnswersTask
 
-        return AdapterTask(served, replace(settings, stop=config.generator.stop), out)
+        asked = replace(settings, stop=config.generator.stop)
+        served = replace(served, best_last=options["order"] == "best_last")
+        return AnswersTask(served, asked, out) if labelled else AdapterTask(served, asked, out)
 
-    run_training(session, options, task)
+    run_training(session, options, task, examples_of=_answered if labelled else None)
     session.out.print(
         f"serve it: generator.engine.adapters: {{{out.name}: {out}}}, and kvquilt ask … --adapter {out.name}",
         soft_wrap=True,
     )
+
+
+def _answered(options: dict[str, Any]) -> list[Labelled]:
+    from cluster.training.adapter import read_answered
+    from cluster.training.labelled import invented_labelled
+
+    refuse_collection(options)
+    data, invented = options["data"], options["invented"]
+    if (data is None) == (invented is None):
+        raise ConfigError("--data: name a file, or say --invented N, one of the two")
+    return invented_labelled(options["seed"], invented) if data is None else read_answered(data)
 
 
 train.add_command(auxiliary)

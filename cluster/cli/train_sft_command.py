@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cluster.cli.session import Session
-from cluster.cli.training_options import loop_settings, run_training, training_options
+from cluster.cli.training_options import loop_settings, refuse_collection, run_training, training_options
 from cluster.config import QuiltConfig
 from services.training.sft.settings import SftSettings
 from shared.errors import ConfigError
@@ -90,10 +90,7 @@ def _kinds(options: dict[str, Any]) -> list[Any]:
     from cluster.training.sft import invented_kind, read_kinds
 
     data, invented, mix = options["data"], options["invented"], options["mix"]
-    if options["collection"] is not None:
-        raise ConfigError(
-            "--collection: its documents come without answers; write them into a file of --data"
-        )
+    refuse_collection(options)
     if sum((data is not None, invented is not None, bool(mix))) != 1:
         raise ConfigError("--data: name a file, or say --mix or --invented N, one of the three")
     if mix:

@@ -123,6 +123,18 @@ def loop_settings(options: dict[str, Any]) -> dict[str, Any]:
     return {field.name: options[field.name] for field in fields(LoopSettings)}
 
 
+def refuse_collection(options: dict[str, Any]) -> None:
+    """Of recipes that learn answers.
+
+    Raises:
+        ConfigError: --collection was given.
+    """
+    if options["collection"] is not None:
+        raise ConfigError(
+            "--collection: its documents come without answers; write them into a file of --data"
+        )
+
+
 def _asked_examples(options: dict[str, Any], apart: float | None) -> list[Example] | None:
     """What --data or --invented says; None: --collection.
 

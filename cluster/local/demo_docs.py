@@ -34,9 +34,9 @@ COLLECTION = "docs"
 MODES = (ReuseMode.FULL, ReuseMode.REORDERED)
 GENERATED = ("configuration.md", "structure.md")  # long tables, which nobody asks a small model about
 QUESTIONS = (
-    "What is a chunk's identity made of?",
-    "Which port does the system listen on?",
-    "Can I serve a GGUF file?",
+    "Which file formats can be ingested?",
+    "What is hybrid search?",
+    "How do I back up my data?",
     "What happens when a chunk is lost or damaged?",
 )
 

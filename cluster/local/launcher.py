@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import secrets
 import signal
 import socket
@@ -16,9 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.local import listening
+from cluster.local.authentication import guarded
 from cluster.local.processes import end_orphans, end_session, has_ended
 from cluster.local.state import RunDirectory, StackState
 from cluster.paths import PROJECT_ROOT
+from shared import slow_readers
 from shared.config import to_dict
 from shared.errors import Conflict, Unavailable
 from shared.private_files import open_private
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 START_TIMEOUT_S = 1800.0  # a model may have to be downloaded first
 STOP_TIMEOUT_S = 60.0
+_EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")  # what outgoing connections are given
+_FIRST_PORT = 20_000  # Ray's workers take ports below it
 
 
 def start(config: QuiltConfig, on_progress: Callable[[StackState], None] = lambda state: None) -> StackState:
@@ -36,6 +41,7 @@ def start(config: QuiltConfig, on_progress: Callable[[StackState], None] = lambd
 
     Raises:
         Conflict: a stack runs already, or a port is taken.
+        ConfigError: other machines could call, and nothing tells callers apart.
         Unavailable: a service failed to start; the detail has its reason.
     """
     run = RunDirectory(Path(config.data_dir))
@@ -48,6 +54,7 @@ def start(config: QuiltConfig, on_progress: Callable[[StackState], None] = lambd
         )
     _clear_dead(run)
     check_ports(config)
+    config = guarded(config)
     process = _spawn(config, run)
     try:
         return _wait(process, run, on_progress)
@@ -97,10 +104,18 @@ def check_ports(config: QuiltConfig) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of 127.0.0.1 that nothing has now, and that no outgoing connection is given before it is used:
+    one below the range from which the system takes their ports (Linux; elsewhere the system chooses)."""
+    try:
+        end = int(_EPHEMERAL_PORTS.read_text().split()[0])
+    except OSError:
+        end = 0
+    candidates = range(_FIRST_PORT, end)
+    for port in [*random.sample(candidates, min(len(candidates), 100)), 0]:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise Conflict("no port of 127.0.0.1 is free")
 
 
 def _clear_dead(run: RunDirectory) -> None:
@@ -151,7 +166,8 @@ def _environment(base: dict[str, str], config: QuiltConfig) -> dict[str, str]:
         "RAY_COLOR_PREFIX": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    return base | listening.environment(config.grpc_host, config.grpc_port) | ours
+    public = listening.environment(config.grpc_host, config.grpc_port, config.tls_cert, config.tls_key)
+    return base | public | slow_readers.environment(config.limits.stall_s) | ours
 
 
 def _wait(

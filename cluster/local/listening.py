@@ -8,23 +8,29 @@ workers, takes them back.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import grpc
 
 LOOPBACK = "127.0.0.1"
 _EVERYWHERE = ("[::]:", "0.0.0.0:")
 _PUBLIC = "_KVQUILT_GRPC_ADDRESS"
+_TLS = "_KVQUILT_GRPC_TLS"
 
 
-def environment(grpc_host: str, grpc_port: int) -> dict[str, str]:
+def environment(grpc_host: str, grpc_port: int, tls_cert: str = "", tls_key: str = "") -> dict[str, str]:
     """Variables for the process that starts Ray, before it imports Ray. Only the proxy's port is opened on
-    ``grpc_host``."""
+    ``grpc_host``, and by TLS if a certificate is given."""
     return {
         # Ray asks so whether a node may have another address than 127.0.0.1, of all systems
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR": f"{__name__}.{listen_here.__name__}",
         _PUBLIC: address(grpc_host, grpc_port),
+        _TLS: json.dumps([tls_key, tls_cert] if tls_cert else []),
     }
 
 
@@ -39,19 +45,28 @@ def reachable(host: str) -> str:
 
 def listen_here() -> None:
     """From now on gRPC servers of this process that would listen on every interface do so where they
-    should."""
+    should, the public one by TLS if there is a certificate."""
     from grpc.aio import _server
 
-    public = os.environ[_PUBLIC]
+    public, tls = os.environ[_PUBLIC], json.loads(os.environ.get(_TLS, "[]"))
+    add_secure = _server.Server.add_secure_port
 
     def narrowed(add: Callable[..., int]) -> Callable[..., int]:
         def add_port(self: Any, wanted: str, *credentials: Any) -> int:
-            return add(self, chosen(wanted, public), *credentials)
+            address = chosen(wanted, public)
+            if tls and address == public:
+                return int(add_secure(self, address, _shown(*tls)))
+            return add(self, address, *credentials)
 
         return add_port
 
     for name in ("add_insecure_port", "add_secure_port"):
         setattr(_server.Server, name, narrowed(getattr(_server.Server, name)))
+
+
+def _shown(key_file: str, certificate_file: str) -> grpc.ServerCredentials:
+    pair = Path(key_file).read_bytes(), Path(certificate_file).read_bytes()
+    return grpc.ssl_server_credentials([pair])
 
 
 def chosen(wanted: str, public: str) -> str:

@@ -26,7 +26,9 @@ Phase = Literal["starting", "ready", "stopping", "failed"]
 class StackState:
     """``services``: application to its state in words. ``reason``: why a stack failed. ``ray_dir``: Ray's
     scratch space. ``drain_s``: how long it may take, once told to stop, to finish what was asked.
-    ``addresses``: of the applications that another cluster serves."""
+    ``addresses``: of the applications that another cluster serves. ``secret_file``: by which its owner calls
+    it; ``keys_file``: of those that others call it by. ``certificate``: the file of the one that it shows,
+    for ``server_name``, where callers are answered by TLS."""
 
     pid: int
     phase: Phase
@@ -39,6 +41,10 @@ class StackState:
     reason: str = ""
     drain_s: float = 0.0
     addresses: dict[str, str] = field(default_factory=dict)
+    secret_file: str = ""
+    keys_file: str = ""
+    certificate: str = ""
+    server_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

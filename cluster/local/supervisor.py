@@ -28,13 +28,17 @@ from cluster import applications
 from cluster.cli.remote import rag_client
 from cluster.compose import deployed, serve_config
 from cluster.config import QuiltConfig
+from cluster.local.authentication import operator_credentials
+from cluster.local.certificate import server_name
 from cluster.local.listening import LOOPBACK, address, reachable
 from cluster.local.processes import end_session
 from cluster.local.state import RAY_DIR_PREFIX, RunDirectory, StackState
 from services.kv_store.tiers.memory_directory import remove_what_was_left
 from shared import log as logs
+from shared.clients.channels import TLS
 from shared.config import load, to_dict
 from shared.errors import ConfigError, KvquiltError, Unavailable
+from shared.principals.credentials import Credentials
 from shared.private_files import keep_private
 from shared.request import RequestContext
 
@@ -61,11 +65,13 @@ class Supervisor:
         self._config = config
         self._run = run
         self._stop = stop
+        self._operator = operator_credentials(config.auth.secret_file)
         self._state = StackState(
             pid=os.getpid(),
             phase="starting",
-            target=address(reachable(config.grpc_host), config.grpc_port),
-            http=f"http://{address(reachable(config.http_host), config.http_port)}",
+            target=(TLS if config.tls_cert else "") + address(reachable(config.grpc_host), config.grpc_port),
+            http=("https://" if config.tls_cert else "http://")
+            + address(reachable(config.http_host), config.http_port),
             log_path=str(run.log_path),
             model=config.model,
             # Ray's sockets live here; their paths must stay below 108 characters, so the data directory will
@@ -73,6 +79,10 @@ class Supervisor:
             ray_dir=tempfile.mkdtemp(prefix=RAY_DIR_PREFIX),
             drain_s=sum(limit_s + DRAIN_MARGIN_S for _, limit_s in drain_steps(config)),
             addresses=config.addresses,
+            secret_file=config.auth.secret_file,
+            keys_file=config.auth.keys_file,
+            certificate=config.tls_cert,
+            server_name=server_name(config.tls_cert) if config.tls_cert else "",
         )
 
     def run(self) -> int:
@@ -120,7 +130,7 @@ class Supervisor:
                 break
         deadline_s = time.monotonic() + HEALTH_TIMEOUT_S
         while not self._stop.wait(POLL_S):
-            unhealthy = asyncio.run(unready_services(self._state.target))
+            unhealthy = asyncio.run(unready_services(self._state, self._operator))
             names = (*deployed(self._config), *self._config.addresses)
             self._report(services={name: unhealthy.get(name, "ready") for name in names})
             if not unhealthy:
@@ -183,7 +193,11 @@ def deploy(config: QuiltConfig) -> None:
     composed = serve_config(values, config)
     serve.start(
         proxy_location=composed["proxy_location"],
-        http_options=HTTPOptions(**composed["http_options"]),
+        http_options=HTTPOptions(
+            **composed["http_options"],
+            ssl_certfile=config.tls_cert or None,
+            ssl_keyfile=config.tls_key or None,
+        ),
         grpc_options=gRPCOptions(**composed["grpc_options"]),
         logging_config=composed["logging_config"],
     )
@@ -230,9 +244,9 @@ def root_cause(messages: list[str]) -> str:
     return chosen.removeprefix("shared.errors.").partition(": ")[2] if ours else chosen
 
 
-async def unready_services(target: str) -> dict[str, str]:
+async def unready_services(state: StackState, credentials: Credentials) -> dict[str, str]:
     """Application → why it is not ready, asked through the port that users use."""
-    async with rag_client(target) as client:
+    async with rag_client(state.target, credentials, state.certificate, state.server_name) as client:
         try:
             services = await client.status(RequestContext.create(deadline_ms=5_000))
         except KvquiltError as error:

@@ -1,5 +1,5 @@
 """Makes of examples the contexts that pupils are trained on: documents are cut and chained as ingestion
-does it, and some of their chunks retrieved, in any order.
+does it, and some of their chunks retrieved, in any order or the best one last.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class FoundChunks:
 
 
 class ContextMaker:
-    """``num_chunks``: most chunks of a context; ``num_questions``: most questions about one.
+    """``num_chunks``: most chunks of a context; ``num_questions``: most questions about one; ``best_last``:
+    as `gateway.order` has it, in place of any order.
 
     Raises:
         ConfigError: ``config`` does not fit the model.
@@ -55,9 +56,10 @@ class ContextMaker:
         num_chunks: int,
         num_questions: int,
         seed: int,
+        best_last: bool = False,
     ) -> None:
         self._prompts, self._num_chunks, self._num_questions = prompts, num_chunks, num_questions
-        self._seed = seed
+        self._seed, self._best_last = seed, best_last
         room = context_tokens(config, len(prompts.prefix_ids))
         self._chunker = Chunker(prompts, config.chunk_tokens, config.kv_context, room)
         in_blocks = replace(config, kv_context=KvContext.DOCUMENT)
@@ -86,7 +88,10 @@ class ContextMaker:
             rng = random.Random(f"{self._seed} {example.name} {first}")
             texts = [cut.text for cut in cuts]
             found = found_by_words(example.questions[asked], texts, self._num_chunks, answers[asked])
-            rng.shuffle(found)
+            if self._best_last:
+                found.reverse()
+            else:
+                rng.shuffle(found)
             blocks = {cuts[i].block for i in found}
             yield FoundChunks(
                 tuple(cuts[i].chunk for i in found),

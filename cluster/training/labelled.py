@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.evaluation.datasets.records import Format, Record, read_records
-from cluster.training.examples import Example, ExampleDocument
+from cluster.training.examples import Example, ExampleDocument, invented_with_answers
 
 ROLES = ("system", "user", "assistant")
 
@@ -54,6 +54,10 @@ def read_labelled(path: Path, option: str) -> Iterator[Labelled | LabelledChat]:
             yield _conversation(record)
         else:
             yield _labelled(record)
+
+
+def invented_labelled(seed: int, count: int) -> list[Labelled]:
+    return [Labelled(*pair) for pair in invented_with_answers(seed, count)]
 
 
 def _format(option: str) -> Format:

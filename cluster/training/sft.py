@@ -6,9 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.training.contexts import ContextMaker
-from cluster.training.examples import invented_with_answers
-from cluster.training.labelled import Labelled, LabelledChat, read_labelled
+from cluster.training.labelled import Labelled, LabelledChat, invented_labelled, read_labelled
 from cluster.training.mix import MixPart
 from cluster.training.run import Progress, Say
 from cluster.training.samples import SampleMaker
@@ -48,8 +46,7 @@ def read_kinds(parts: Iterable[MixPart], option: str = "--mix") -> list[Labelled
 
 
 def invented_kind(seed: int, count: int) -> LabelledKind:
-    examples = [Labelled(*pair) for pair in invented_with_answers(seed, count)]
-    return LabelledKind("qa", 1.0, f"{count} invented contexts", examples)
+    return LabelledKind("qa", 1.0, f"{count} invented contexts", invented_labelled(seed, count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ class SftTask:
         model = served.load(prompts)
         maker = SampleMaker(
             prompts,
-            ContextMaker(prompts, served.ingestion, served.num_chunks, served.num_questions, settings.seed),
+            served.maker(prompts, settings.seed),
             served.ingestion.prompt,
             settings.reuse,
             model.spec.sight,

@@ -28,7 +28,8 @@ KEPT = "cache"
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """``num_chunks``, ``num_questions``: most of a context. ``base``: the model's name, for readers."""
+    """``num_chunks``, ``num_questions``: most of a context; ``best_last``: its best chunk stands last.
+    ``base``: the model's name, for readers."""
 
     ingestion: IngestionConfig
     base: str = ""
@@ -36,6 +37,7 @@ class TrainedModel:
     device: str = "cpu"
     num_chunks: int = 6
     num_questions: int = 8
+    best_last: bool = False
 
     def prompts(self) -> PromptTokenizer:
         """
@@ -56,8 +58,16 @@ class TrainedModel:
         Raises:
             ConfigError, UnreadableDocument: see ``ContextMaker``.
         """
-        maker = ContextMaker(prompts, self.ingestion, self.num_chunks, self.num_questions, seed)
-        return list(maker.contexts(examples))
+        return list(self.maker(prompts, seed).contexts(examples))
+
+    def maker(self, prompts: PromptTokenizer, seed: int) -> ContextMaker:
+        """
+        Raises:
+            ConfigError: see ``ContextMaker``.
+        """
+        return ContextMaker(
+            prompts, self.ingestion, self.num_chunks, self.num_questions, seed, self.best_last
+        )
 
     def load(self, prompts: PromptTokenizer) -> LoadedModel:
         """

@@ -136,7 +136,9 @@ class EncodingBench(NoSource):
         """Of all passages as files."""
         return sum(path.stat().st_size for path in self._directories[encoding].iterdir())
 
-    def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
+    def open(
+        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = ""
+    ) -> Mapping[str, StoredSegment]:
         paths = {chunk_id: self._directories[self.encoding] / chunk_id for chunk_id in chunk_lens}
         return {
             chunk_id: FileSegment(ChunkFile.open(path), self._scratch)

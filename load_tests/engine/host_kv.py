@@ -17,12 +17,15 @@ class HostKv(NoSource):
         kv = torch.randn(2, shape.layers, shape.kv_heads, chunk_len, shape.head_dim).bfloat16()
         self._kv = kv if device == "cpu" else kv.pin_memory()
 
-    def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
+    def open(
+        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = ""
+    ) -> Mapping[str, StoredSegment]:
         return dict.fromkeys(chunk_lens, _HostSegment(self._kv))
 
 
 class _HostSegment:
     in_order = False
+    tier = "memory"
 
     def __init__(self, kv: torch.Tensor) -> None:
         self._k_LKTD, self._v_LKTD = kv

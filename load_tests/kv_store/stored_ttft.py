@@ -23,10 +23,11 @@ from load_tests.kv_store.stored_chunks import drop_from_page_cache
 from shared.engine import Engine, EngineConfig
 from shared.engine.model.model import LoadedModel
 from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
-from shared.identity import ids_hash
+from shared.identity import chunk_identity
 from shared.measuring.asking import random_ids, timings_of
 from shared.measuring.report import Measurement, measured
 from shared.measuring.shapes import Shape, build_model
+from shared.request import DEFAULT_TENANT
 from shared.stored_segments.files import KvShape
 from shared.stored_segments.source import StoreSegmentSource
 
@@ -42,14 +43,15 @@ class Contexts:
     question_len: int = 128  # as in load_tests.engine
     count: int = 3
 
-    def requests(self, vocab: int) -> list[GenerateRequest]:
+    def requests(self, vocab: int, model: str = "") -> list[GenerateRequest]:
+        """``model``: its fingerprint, by which chunks that are stored are named."""
         prefix = random_ids("prefix", self.prefix_len, vocab)
         question = random_ids("question", self.question_len, vocab)
 
         def chunks(context: int) -> Iterator[Chunk]:
             for i, length in enumerate(self.chunk_lens):
                 ids = random_ids(f"{context}/{i}", length, vocab)
-                yield Chunk(ids_hash(ids), ids)
+                yield Chunk(chunk_identity(DEFAULT_TENANT, model, prefix, ids), ids)
 
         sampling = SamplingParams(max_tokens=1, ignore_eos=True)
         return [
@@ -68,7 +70,7 @@ def measure_stored_ttft(
     """``ttft_disk_over_resident`` (page cache warm) and ``ttft_cold_over_resident``, each with its twin that
     does not pipeline."""
     model = build_model(shape, device)
-    requests = contexts.requests(shape.vocab)
+    requests = contexts.requests(shape.vocab, model.fingerprint)
     tokens = contexts.prefix_len + sum(contexts.chunk_lens)
     pool_bytes = int(1.3 * tokens * model.spec.kv_bytes_per_token)
     with stored_source(directory / "ttft", model) as (source, paths):

@@ -99,7 +99,7 @@ class SoakClient:
         path = Path(await store.stage(_ctx())) / f"client-{self.number}-{self.rng.randrange(10**9)}"
         data = await self._promised(chunk)
         await asyncio.to_thread(path.write_bytes, data)
-        await store.adopt(_ctx(), chunk.chunk_id, "", str(path), replace, write_back)
+        await store.adopt(_ctx(), chunk.chunk_id, "", str(path), replace, write_back, Origin())
         chunk.allowed = {_digest(data)}
 
     async def get(self) -> None:

@@ -17,9 +17,10 @@ from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import ComputedChunk, SegmentSource
 from shared.engine.model.model import LoadedModel
 from shared.generation.selection import Grouping, Reading
-from shared.identity import ids_hash
+from shared.identity import chunk_identity
 from shared.prompt import PromptTokenizer
 from shared.prompt_template import PromptTemplate
+from shared.request import DEFAULT_TENANT
 from shared.selection.auxiliary import Auxiliary
 from shared.selection.scoring import EngineScorer, Scores
 from shared.selection.selector import Selector, is_open
@@ -74,14 +75,12 @@ class Clipper:
         self._texts, self._question = texts, question
         self._loader = Loader(source, model.spec, _LOADER_THREADS)
         self.chunks = [self._selector.pair(text) for text in texts]
-        self._lens = {ids_hash(chunk.auxiliary.token_ids): len(chunk.auxiliary) for chunk in self.chunks}
+        self._lens: dict[str, int] = {}
         for chunk, segment in zip(self.chunks, self._selector.encode(self.chunks), strict=True):
-            ids = chunk.auxiliary.token_ids
-            source.save(
-                ComputedChunk(
-                    ids_hash(ids), prompts.prefix_ids, ids, segment, replace=False, write_back=False
-                )
-            )
+            ids, prefix = chunk.auxiliary.token_ids, prompts.prefix_ids
+            chunk_id = chunk_identity(DEFAULT_TENANT, model.fingerprint, prefix, ids)
+            self._lens[chunk_id] = len(chunk.auxiliary)
+            source.save(ComputedChunk(chunk_id, prefix, ids, segment, replace=False, write_back=False))
         self.question_len = len(prompts.encode_question(question))
         self.prefix_len = len(prompts.prefix_ids)
 

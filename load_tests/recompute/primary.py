@@ -25,7 +25,9 @@ class LateKv(HostKv):
 
     delay_s = 0.0
 
-    def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
+    def open(
+        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = ""
+    ) -> Mapping[str, StoredSegment]:
         time.sleep(self.delay_s)
         return super().open(chunk_lens, encoding)
 

@@ -33,7 +33,7 @@ _START_TIMEOUT_S = 60.0
 
 # Ends the server when the starter ends, even by SIGKILL: then nobody holds the other end of the pipe any
 # more.
-_GUARD = '"$@" </dev/null & server=$!; trap "kill -9 $server" EXIT; cat >/dev/null'
+GUARD = '"$@" </dev/null & server=$!; trap "kill -9 $server" EXIT; cat >/dev/null'
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class S3Server:
         log_path = self._data.with_name(self._data.name + ".log")
         with open(log_path, "ab") as log_file:
             self._guard = subprocess.Popen(
-                ["sh", "-c", _GUARD, "sh", *self._command()],
+                ["sh", "-c", GUARD, "sh", *self._command()],
                 stdin=subprocess.PIPE,
                 stdout=log_file,
                 stderr=log_file,

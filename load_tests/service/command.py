@@ -21,6 +21,7 @@ from load_tests.service.page import write_comparison, write_page
 from load_tests.service.plan import LoadPlan, options_of, parse_rates, parse_reuse, read_questions
 from load_tests.service.slo import parse_slo
 from load_tests.service.terminal import show
+from shared.config import API_KEY
 from shared.errors import InvalidRequest, KvquiltError
 
 FILE_WIDTH = 140  # tables keep their columns when they go into a file
@@ -135,7 +136,10 @@ def _target_options(group: argparse._ArgumentGroup) -> None:
         help="answer: the target's HTTP address (`kvquilt status`), for first tokens over HTTP beside gRPC; "
         "default: the demo cluster's own, of another target it is not measured",
     )
-    option(group, "--tenant", "load-test", "whose documents and chunks these are")
+    option(group, "--tenant", "load-test", "whose documents and chunks these are, where nobody has a key")
+    group.add_argument(
+        "--key-file", type=Path, metavar="FILE", help=f"holds the key to call with; default: {API_KEY}"
+    )
     group.add_argument(
         "--shape",
         choices=("smollm2-135m", "qwen2-0.5b"),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 
@@ -22,8 +22,9 @@ from shared.errors import KvquiltError
 
 
 @contextmanager
-def demo_cluster(shape: str | None, console: Console) -> Iterator[StackState]:
-    """Where it is reached, and more. ``shape``: of a model with random weights in place of the demo model.
+def demo_cluster(shape: str | None, console: Console, **settings: Any) -> Iterator[StackState]:
+    """Where it is reached, and more. ``shape``: of a model with random weights in place of the demo model;
+    ``settings``: that differ.
 
     Raises:
         KvquiltError: a service failed to start.
@@ -31,7 +32,7 @@ def demo_cluster(shape: str | None, console: Console) -> Iterator[StackState]:
     scratch = Path(tempfile.mkdtemp(prefix="kvquilt-load-"))
     with _terminated_like_interrupted():
         try:
-            more = {"model": str(_model_of(shape, scratch / "model", console))} if shape else {}
+            more = settings | ({"model": str(_model_of(shape, scratch / "model", console))} if shape else {})
             with start_progress(console) as on_progress:  # when this fails, its log stays: the error names it
                 state = launcher.start(demo_config(scratch / "data", **more), on_progress)
         except KvquiltError:

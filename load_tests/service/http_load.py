@@ -18,9 +18,9 @@ from shared.generation.told import Timings, Usage
 _DATA, _DONE = "data: ", "[DONE]"
 
 
-def http_client(address: str) -> openai.AsyncOpenAI:
-    """``address``: as `kvquilt status` prints it, ``http://HOST:PORT``."""
-    return openai.AsyncOpenAI(base_url=f"{address.rstrip('/')}/v1", api_key="none", max_retries=0)
+def http_client(address: str, key: str = "") -> openai.AsyncOpenAI:
+    """``address``: as `kvquilt status` prints it, ``http://HOST:PORT``. ``key``: where callers have keys."""
+    return openai.AsyncOpenAI(base_url=f"{address.rstrip('/')}/v1", api_key=key or "none", max_retries=0)
 
 
 class HttpLoad:

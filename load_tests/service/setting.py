@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -23,9 +24,11 @@ from load_tests.service.plan import LoadPlan, options_of
 from load_tests.service.run import LoadRun
 from load_tests.service.terminal import Terminal
 from shared.clients.ingest import IngestClient
+from shared.config import API_KEY
 from shared.errors import InvalidRequest, NotFound
 from shared.measuring.rates import measure_rates
 from shared.measuring.shapes import SHAPES
+from shared.principals.credentials import Credentials, bearer, no_credentials
 from shared.request import RequestContext
 
 DEADLINE_MS = 300_000
@@ -36,7 +39,7 @@ PREPARATION_MS = 3_600_000
 class Setting:
     """``level`` auto: answer where the model has a tokenizer; ``tokens`` are asked at level generate,
     ``questions`` at level answer. ``documents`` None: the demo's. ``http``: the target's HTTP address, to be
-    compared at level answer; empty: it is not."""
+    compared at level answer; empty: it is not. ``key``: who asks, where callers have keys."""
 
     tokens: TokenPlan
     questions: QuestionPlan
@@ -44,6 +47,7 @@ class Setting:
     tenant: str = "load-test"
     documents: Path | None = None
     http: str = ""
+    key: str = field(default="", repr=False)
 
     @classmethod
     def of_options(cls, args: argparse.Namespace) -> Setting:
@@ -63,7 +67,13 @@ class Setting:
         questions = QuestionPlan(**options_of(QuestionPlan, args))
         if args.http and (level == "generate" or questions.num_questions > 1):
             raise InvalidRequest("--http: is for level answer and one question per request; leave it out")
-        return cls(tokens, questions, level, args.tenant, args.documents, args.http)
+        key = args.key_file.read_text(encoding="utf-8").strip() if args.key_file else ""
+        key = key or os.environ.get(API_KEY, "")
+        return cls(tokens, questions, level, args.tenant, args.documents, args.http, key)
+
+    @property
+    def credentials(self) -> Credentials:
+        return bearer(self.key) if self.key else no_credentials
 
     def context(self, deadline_ms: int = DEADLINE_MS) -> RequestContext:
         return RequestContext.create(tenant=self.tenant, deadline_ms=deadline_ms)
@@ -109,7 +119,7 @@ def machine_limits(outcome: Outcome, setting: Setting, shape: str) -> tuple[Outc
 async def _level(target: str, setting: Setting) -> str:
     if setting.level != "auto":
         return setting.level
-    async with generation_client(target) as client:
+    async with generation_client(target, setting.credentials) as client:
         model = await client.describe(setting.context())
     return "answer" if model.tokenizer_hash else "generate"
 
@@ -121,7 +131,7 @@ async def _prepared(
     """The load, and what it asks, in words. What was ingested for it is deleted afterwards; prefilled chunks
     belong to no document, so the store's garbage collection takes them."""
     if level == "generate":
-        async with generation_client(target) as generation:
+        async with generation_client(target, setting.credentials) as generation:
             load = TokenLoad(generation, setting.tokens, setting.context)
             await _prefill(
                 TokenLoad(generation, setting.tokens, lambda: setting.context(PREPARATION_MS)),
@@ -132,7 +142,7 @@ async def _prepared(
         return
     plan = setting.questions
     words = asdict(plan) | {"questions": len(plan.questions)}
-    async with rag_client(target) as rag, _ingested(target, setting, console):
+    async with rag_client(target, setting.credentials) as rag, _ingested(target, setting, console):
         yield QuestionLoad(rag, plan, setting.context), {name: str(value) for name, value in words.items()}
 
 
@@ -142,7 +152,7 @@ async def _over_http(setting: Setting, load: Load) -> AsyncIterator[HttpLoad | N
     if not setting.http or not isinstance(load, QuestionLoad) or load.plan.num_questions > 1:
         yield None
         return
-    async with http_client(setting.http) as client:
+    async with http_client(setting.http, setting.key) as client:
         yield HttpLoad(client, load)
 
 
@@ -160,7 +170,7 @@ async def _ingested(target: str, setting: Setting, console: Console) -> AsyncIte
     """Documents that were there before are somebody's: such a collection is asked as it is, and left as it
     is."""
     collection = setting.questions.collection
-    async with ingest_client(target) as client:
+    async with ingest_client(target, setting.credentials) as client:
         if await _is_there(client, setting):
             console.print(
                 f"collection {collection} holds documents already: they are asked, nothing is ingested"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+
 from fastapi import FastAPI
 from ray import serve
 
@@ -9,18 +12,25 @@ from services.gateway.config import GatewayConfig
 from services.gateway.feedback import FeedbackKeeper
 from services.gateway.handlers import GatewayHandlers
 from services.gateway.http.routes import http_app
+from services.gateway.in_turns import InTurns
+from services.gateway.metering import Metered, ServicesHealth
 from services.gateway.pipeline import Pipeline
 from services.gateway.prefetch import Prefetching
 from services.gateway.reference import Reference
 from services.gateway.shadow import Shadow
 from shared import log
+from shared.admission.turns import Turns
+from shared.audited import recorder_of
 from shared.clients.applications import transport_to
 from shared.clients.generation import GenerationClient
 from shared.clients.kv_store import KvStoreClient
 from shared.clients.retrieval import RetrievalClient
 from shared.clients.service import ServiceClient
+from shared.metrics.node import gather
+from shared.principals.callers import callers_of
 from shared.private_files import keep_private
-from shared.serving import builder_of
+from shared.serving import builder_of, metrics_directory, metrics_of_replica
+from shared.tracing.provider import start_tracing
 
 OTHERS = ("ingestion", "retrieval", "kv_store", "generator")
 
@@ -31,16 +41,21 @@ class Gateway(GatewayHandlers):
 
     def __init__(self, config: GatewayConfig) -> None:
         log.configure(self.application, config.deployment.log)
+        start_tracing(self.application, config.deployment.tracing)
         keep_private()
         others = (*OTHERS, *filter(None, [config.selector]))
-        transports = {name: transport_to(name, config.addresses) for name in others}
+        self.callers = callers_of(config.auth, self.application)
+        self.recorder = recorder_of(config.audit, self.application, config.auth)
+        identity = self.callers.identity
+        transports = {name: transport_to(name, config.addresses, identity) for name in others}
         store = config.kv_store
-        fetcher = KvStoreClient(transport_to(store, config.addresses)) if store else None
+        fetcher = KvStoreClient(transport_to(store, config.addresses, identity)) if store else None
         feedback = FeedbackKeeper(config.feedback)
         generator = GenerationClient(transports["generator"])
         shadow = None
         if config.shadow.share and fetcher is not None:
             shadow = Shadow(config.shadow, generator, Reference(generator, fetcher))
+        self.metrics = metrics_of_replica(self.application, config.deployment.metrics)
         pipeline = Pipeline(
             RetrievalClient(transports["retrieval"]),
             generator,
@@ -49,10 +64,21 @@ class Gateway(GatewayHandlers):
             feedback,
             shadow,
         )
-        self._http = http_app(pipeline, config.http, config.limits)
         health = {name: ServiceClient(transport) for name, transport in transports.items()}
-        self.limits = config.limits
-        super().__init__(pipeline, health, config.status_timeout_s, config.addresses, feedback, shadow)
+        loop = asyncio.get_running_loop()
+        signer = identity.signer if identity else None
+        self.metrics.ask(ServicesHealth(health, config.status_timeout_s, loop, signer).readings)
+        self.guard(config.limits, config.deployment.memory_bytes)
+        assert self.door is not None
+        turns = InTurns(pipeline, Turns(config.max_running, config.max_waiting), self.door)
+        answering = Metered(turns, self.metrics)
+        gathered = partial(gather, metrics_directory())
+        self._http = http_app(
+            answering, config.http, config.limits, self.callers, door=self.door, metrics=gathered
+        )
+        super().__init__(
+            answering, health, config.status_timeout_s, config.addresses, feedback, shadow, fetcher
+        )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's name for what answers HTTP, beside the RPCs and in the same event loop."""

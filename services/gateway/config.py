@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shared.answer import Refusal
+from shared.audit import AuditConfig
 from shared.config import check_above_zero, check_least
 from shared.deployment import DeploymentConfig
 from shared.generation.modes import ReuseMode
 from shared.generation.orders import AskedMode
 from shared.kv_types import KvContext
 from shared.limits import RequestLimits
+from shared.principals.config import AuthConfig
 from shared.search import ContextOrder
 
 
@@ -110,6 +112,8 @@ class GatewayConfig:
     order: of the chunks in a context: `best_first`, or `best_last`, the best one next to the question, where
     small models read best.
     max_questions: most questions over one context.
+    max_running, max_waiting: requests that a replica answers at once, and that wait for it, in turns over the
+    tenants; what would come too late for its deadline is refused at once.
     reuse: where the request names none.
     refusal: of questions that the documents hold too little evidence for.
     http: of the requests of OpenAI's clients (docs/http.md).
@@ -125,13 +129,15 @@ class GatewayConfig:
     selector: the application that selects tokens; empty: there is none. Filled in where `selector.model` is
     set.
     addresses: of applications that another cluster serves; filled in from `applications`.
-    limits: of requests; filled in from the shared section.
+    limits: of requests; filled in from the shared section, as is auth: who may make them.
     """
 
     k: int = 8
     max_k: int = 64
     order: ContextOrder = ContextOrder.BEST_FIRST
     max_questions: int = 32
+    max_running: int = 64
+    max_waiting: int = 512
     reuse: AskedMode = ReuseMode.REORDERED
     refusal: RefusalConfig = field(default_factory=RefusalConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
@@ -144,10 +150,13 @@ class GatewayConfig:
     selector: str = ""
     addresses: dict[str, str] = field(default_factory=dict)
     limits: RequestLimits = field(default_factory=RequestLimits)
+    auth: AuthConfig = field(default_factory=AuthConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "k", "max_k", "max_questions", "rrf_constant")
+        check_least(self, 1, "k", "max_k", "max_questions", "max_running", "rrf_constant")
+        check_least(self, 0, "max_waiting")
         check_above_zero(self, "status_timeout_s")
         if self.k > self.max_k:
             raise ValueError(f"k: {self.k} is above max_k ({self.max_k})")

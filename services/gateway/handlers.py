@@ -7,11 +7,12 @@ from collections.abc import AsyncGenerator, Mapping
 
 from protos.kvquilt.v1 import rag_pb2
 from services.gateway.feedback import FeedbackKeeper
-from services.gateway.pipeline import Pipeline
-from services.gateway.ports import HealthSource
+from services.gateway.ports import Answering, HealthSource
+from services.gateway.ratings import readable_ratings
 from services.gateway.shadow import Shadow
 from services.gateway.status import system_status
 from shared.clients.health import HEALTH, ServiceHealth
+from shared.kv_stores import ReadableChunks
 from shared.request import RequestContext
 from shared.rpc import HealthServicer, server_stream, unary
 from shared.streams import mapped
@@ -21,22 +22,25 @@ from shared.wire.feedback import FEEDBACK, RATED
 
 class GatewayHandlers(HealthServicer):
     """``others``: the health of every other application; their order is the status's. ``addresses``: of those
-    that another cluster serves.
+    that another cluster serves. ``documents`` None: nobody says which of them a caller may read.
 
     The gateway is ready when it answers: whether it can do its work depends on services that ``Status``
     reports."""
 
     application = "gateway"
+    begins_traces = frozenset({"Answer"})
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: Answering,
         others: Mapping[str, HealthSource],
         status_timeout_s: float,
         addresses: Mapping[str, str],
         feedback: FeedbackKeeper,
         shadow: Shadow | None = None,
+        documents: ReadableChunks | None = None,
     ) -> None:
+        self._documents = documents
         self._pipeline = pipeline
         self._feedback = feedback
         self._shadow = shadow
@@ -61,13 +65,14 @@ class GatewayHandlers(HealthServicer):
     async def ListFeedback(
         self, request: rag_pb2.ListFeedbackRequest, ctx: RequestContext
     ) -> AsyncGenerator[rag_pb2.RatedAnswer, None]:
-        for rated in await asyncio.to_thread(self._feedback.ratings, ctx.tenant, request.collection):
+        ratings = await asyncio.to_thread(self._feedback.ratings, ctx.tenant, request.collection)
+        for rated in await readable_ratings(ctx, ratings, self._documents):
             yield RATED.to_pb(rated)
 
     @unary
     async def Status(self, request: rag_pb2.StatusRequest, ctx: RequestContext) -> rag_pb2.StatusResponse:
         others = await system_status(self._others, ctx, self._status_timeout_s, self._addresses)
-        services = [await self.healthy(ctx), *others]
+        services = [await self.told(ctx), *others]
         return rag_pb2.StatusResponse(services=map(HEALTH.to_pb, services))
 
     async def healthy(self, ctx: RequestContext) -> ServiceHealth:

@@ -20,6 +20,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from services.gateway import tracing
 from services.gateway.citations import cite
 from services.gateway.config import GatewayConfig
 from services.gateway.feedback import FeedbackKeeper, GivenAnswer
@@ -51,6 +52,7 @@ from shared.kv_types import KvContext
 from shared.patience import patiently
 from shared.request import RequestContext, check_name
 from shared.search import SearchHit, common_kv_context
+from shared.tracing.spans import StageSpan, span, traced_stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Pipeline:
         self._shadow = shadow
         self._clock = clock
 
-    async def answer(self, ctx: RequestContext, inquiry: Inquiry) -> AsyncGenerator[AnswerEvent, None]:
+    def answer(self, ctx: RequestContext, inquiry: Inquiry) -> AsyncGenerator[AnswerEvent, None]:
         """
         Raises:
             InvalidRequest: no collection, an empty question, or k or the number of questions beyond the
@@ -92,8 +94,18 @@ class Pipeline:
             collection was made for another model. Unavailable: a service died; the same request may work
             again.
         """
+
+        def stream(stage: StageSpan) -> AsyncGenerator[AnswerEvent, None]:
+            return self._answer(stage.ctx, inquiry, tracing.AnswerTrace(stage))
+
+        return traced_stream(ctx, tracing.ANSWERING, tracing.asked_of(inquiry), stream=stream)
+
+    async def _answer(
+        self, ctx: RequestContext, inquiry: Inquiry, trace: tracing.AnswerTrace
+    ) -> AsyncGenerator[AnswerEvent, None]:
         arrived = self._clock()
         self._check(inquiry)
+        trace.asks(inquiry)
         found = await self._retrieve(ctx, inquiry)
         retrieved = found.retrieved
         yield retrieved
@@ -123,6 +135,7 @@ class Pipeline:
                         }
                         notes = (event.usage.note, *found.refused.values(), found.note)
                         note = "; ".join(filter(None, notes))
+                        trace.answered(event.usage, first_token_s, said)
                         yield AnswerUsage(
                             dataclasses.replace(event.usage, note=note),
                             dataclasses.replace(event.timings, **measured),
@@ -219,11 +232,13 @@ class Pipeline:
         """Also the questions to refuse, with the reason."""
         options = inquiry.retrieval
         k = options.k or self._config.k
-        result = await self._retriever.search(
-            ctx, inquiry.collection, inquiry.questions, k, options.mode, options.filters
-        )
-        refused = refusals(inquiry.refusal, self._config.refusal, inquiry.questions, result.rankings)
-        hits = self._config.order.arrange(fuse(result.rankings, k, self._config.rrf_constant))
+        with span(ctx, tracing.RETRIEVING, tracing.searched_of(inquiry, k)) as stage:
+            result = await self._retriever.search(
+                stage.ctx, inquiry.collection, inquiry.questions, k, options.mode, options.filters
+            )
+            refused = refusals(inquiry.refusal, self._config.refusal, inquiry.questions, result.rankings)
+            hits = self._config.order.arrange(fuse(result.rankings, k, self._config.rrf_constant))
+            tracing.found_by(stage, inquiry, hits)
         answering = len(refused) < len(inquiry.questions)
         reuses = answering and may_reuse(self._mode(inquiry))
         if reuses and not inquiry.without_prefix:  # their KV without it is another

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
+from shared.answer import AnswerEvent, Inquiry
 from shared.clients.health import ServiceHealth
 from shared.generation.described import ModelDescription
 from shared.generation.orders import GenerationOrder
@@ -12,6 +13,12 @@ from shared.generation.told import GenerationEvent
 from shared.kv_types import Manifest
 from shared.request import RequestContext
 from shared.search import Filter, SearchMode, SearchResult
+
+
+class Answering(Protocol):
+    def answer(self, ctx: RequestContext, inquiry: Inquiry) -> AsyncGenerator[AnswerEvent, None]:
+        """The last event is ``AnswerDone``. Closing the generator ends the answer."""
+        ...
 
 
 class Retriever(Protocol):

@@ -8,12 +8,15 @@ import logging
 from collections.abc import Sequence
 
 from services.gateway.ports import ChunkFetcher
+from services.gateway.tracing import PREFETCHING
 from shared.errors import KvquiltError
 from shared.request import RequestContext
+from shared.tracing import names
+from shared.tracing.spans import span
 
 log = logging.getLogger(__name__)
 
-_DEADLINE_MS = 2_000
+_DEADLINE_S = 2.0
 _MAX_IN_FLIGHT = 64
 
 
@@ -29,15 +32,16 @@ class Prefetching:
     def begin(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> None:
         if self._fetcher is None or not chunk_ids or len(self._tasks) >= self._max_in_flight:
             return
-        own = RequestContext.create(ctx.request_id, ctx.tenant, deadline_ms=_DEADLINE_MS)
+        own = ctx.lasting(_DEADLINE_S)
         task = asyncio.create_task(self._fetch(self._fetcher, own, tuple(chunk_ids)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _fetch(self, fetcher: ChunkFetcher, ctx: RequestContext, chunk_ids: Sequence[str]) -> None:
         try:
-            async with asyncio.timeout(ctx.remaining_s):
-                await fetcher.prefetch(ctx, chunk_ids)
+            with span(ctx, PREFETCHING, {names.NUM_CHUNKS: len(chunk_ids)}) as stage:
+                async with asyncio.timeout(ctx.remaining_s):
+                    await fetcher.prefetch(stage.ctx, chunk_ids)
         except (KvquiltError, TimeoutError) as error:
             log.info("%d chunks could not be asked for in advance: %s", len(chunk_ids), error)
         except Exception:

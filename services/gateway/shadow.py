@@ -31,7 +31,7 @@ from shared.request import RequestContext
 log = logging.getLogger(__name__)
 
 _PAUSE_S = 1.0
-_SUSPENDING_MS = 10_000
+_SUSPENDING_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +109,8 @@ class Shadow:
             if left_s <= 0 or waiting.verdict in self._drifted:
                 self._num_dropped += 1
                 continue
-            asker = waiting.ctx
-            ctx = RequestContext.create(asker.request_id, asker.tenant, max(1, int(1000 * left_s)))
             try:
-                await self._compare(ctx, waiting.verdict, waiting.answered)
+                await self._compare(waiting.ctx.lasting(left_s), waiting.verdict, waiting.answered)
             except (Overloaded, Unavailable, DeadlineExceeded) as error:
                 log.debug("the reference is asked again later: %s", error)
                 self._waiting.appendleft(waiting)
@@ -134,8 +132,7 @@ class Shadow:
 
     def _tell(self, ctx: RequestContext, verdict: str) -> None:
         if self._telling is None or self._telling.done():
-            own = RequestContext.create(ctx.request_id, ctx.tenant, _SUSPENDING_MS)
-            self._telling = asyncio.create_task(self._suspend(own, verdict))
+            self._telling = asyncio.create_task(self._suspend(ctx.lasting(_SUSPENDING_S), verdict))
 
     async def _suspend(self, ctx: RequestContext, verdict: str) -> None:
         reason = self._drifted[verdict]

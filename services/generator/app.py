@@ -12,12 +12,18 @@ import torch
 from services.generator.config import GeneratorConfig
 from services.generator.handlers import GenerationServicer
 from services.generator.loading import load_generator
+from services.generator.service import Generator
 from shared import log as logs
+from shared.audited import recorder_of
 from shared.clients.agent_actor import own_node
+from shared.clients.kv_store import KvStoreClient
 from shared.clients.selection import SelectionClient
 from shared.clients.serve_transport import ServeTransport
+from shared.principals.callers import callers_of
 from shared.private_files import keep_private
-from shared.serving import builder_of, load_or_error
+from shared.serving import builder_of, load_or_error, metrics_of_replica
+from shared.stored_segments.forgetting import Forgetting
+from shared.tracing.provider import start_tracing
 
 # The engine's thread lets go of the interpreter for microseconds at a time and is back before the event loop
 # has woken up, so that every token waits at each of its hops until the interpreter is taken from the engine
@@ -30,23 +36,31 @@ class GenerationApp(GenerationServicer):
 
     def __init__(self, config: GeneratorConfig) -> None:
         logs.configure(self.application, config.deployment.log)
+        start_tracing(self.application, config.deployment.tracing)
         keep_private()
-        self.limits = config.limits
+        self.guard(config.limits, config.deployment.memory_bytes)
+        self.metrics = metrics_of_replica(self.application, config.deployment.metrics, computes=True)
+        self.callers = callers_of(config.auth, self.application)
+        self.recorder = recorder_of(config.audit, self.application, config.auth)
         # Ray sets OMP_NUM_THREADS to the CPUs that it reserves, at least 1: right for a hundred actors, wrong
         # for an engine.
         torch.set_num_threads(config.engine.num_threads or len(os.sched_getaffinity(0)))
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         chooser = config.selector.application
-        selector = SelectionClient(ServeTransport(chooser)) if chooser else None
+        selector = SelectionClient(ServeTransport(chooser, self.callers.identity)) if chooser else None
         node_id = ray.get_runtime_context().get_node_id()
-        store = own_node(config.kv_store, node_id) if config.kv_store else None
+        store = own_node(config.kv_store, node_id, self.callers.identity) if config.kv_store else None
         loop = asyncio.get_running_loop()
         super().__init__(
             load_or_error(
-                lambda: load_generator(config, store, node_id, loop, selector),
+                lambda: load_generator(config, store, node_id, loop, selector, self.metrics),
                 f"model {config.model} cannot be served",
             )
         )
+        if config.kv_store and isinstance(self._loaded, Generator):
+            front = KvStoreClient(ServeTransport(config.kv_store, self.callers.identity))
+            forgetting = Forgetting(self._loaded, front)
+            self._forgetting = loop.create_task(forgetting.forever(config.forget_deleted_s))
 
 
 build = builder_of(GenerationApp, GeneratorConfig)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+from shared.audit import AuditConfig
 from shared.config import check_above_zero, check_least
 from shared.deployment import DeploymentConfig
 from shared.engine_config import EngineConfig
@@ -14,6 +15,7 @@ from shared.generation.orders import AskedMode
 from shared.generation.selection import Grouping, Reading
 from shared.kv_types import KvContext
 from shared.limits import RequestLimits
+from shared.principals.config import AuthConfig
 from shared.prompt_config import PromptConfig
 from shared.verdict import VERDICT_FILE
 
@@ -54,6 +56,9 @@ class GeneratorConfig:
     these, too: an answer ends before a sentence or line that it has said already, as small models say the
     same over and over.
 
+    ``forget_deleted_s``: how often the store is asked which resident chunks were deleted, so that they go
+    from memory, too; 0: never, they go when their room is needed.
+
     ``engine.num_threads`` 0 means all CPUs that this process may use. ``deployment.num_gpus`` 0 means what
     ``engine.device`` needs: 1 for ``cuda``, since Ray hides GPUs that it does not reserve. ``kv_store`` is
     the application that keeps KV; empty: none, everything is computed here and forgotten with the process.
@@ -62,7 +67,7 @@ class GeneratorConfig:
     in from `ingestion.kv_context`. ``verdict``: the file that ``auto`` goes by, as `kvquilt gate` writes
     it; empty:
     ``quilt.verdict.json`` in the model's directory, if it is there (docs/recompute.md). ``prompt``,
-    ``limits``: filled in from the shared sections.
+    ``limits``, ``auth``: filled in from the shared sections.
     """
 
     model: str
@@ -79,9 +84,12 @@ class GeneratorConfig:
     kv_encoding: Literal["exact", "int8", "int4"] = "exact"
     kv_context: KvContext = KvContext.DOCUMENT
     verdict: str = ""
+    forget_deleted_s: float = 60.0
     selector: SelectionConfig = field(default_factory=SelectionConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
     limits: RequestLimits = field(default_factory=RequestLimits)
+    auth: AuthConfig = field(default_factory=AuthConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     @property
@@ -94,6 +102,7 @@ class GeneratorConfig:
             object.__setattr__(self, "deployment", replace(self.deployment, num_gpus=1.0))
         if not self.model:
             raise ValueError("model: a directory or Hugging Face id is required")
+        check_least(self, 0, "forget_deleted_s")
         if not all(self.stop):
             raise ValueError("stop: a text is empty")
         check_least(self, 1, "max_tokens", "max_tokens_limit", "max_chunks", "max_questions")

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from services.generator.idle import IdleTime
 from services.generator.selection import Decision
+from services.generator.tracing import add_stages
 from shared.errors import InternalError, KvquiltError, Unavailable
 from shared.generation.asked import GenerateRequest, PrefillRequest
 from shared.generation.forest import Close, Command, ForestRequest
@@ -22,6 +23,7 @@ from shared.generation.told import DoneEvent, Event, FailedEvent
 from shared.request import RequestContext
 from shared.streams import cancelled
 from shared.threads import call_on
+from shared.tracing.spans import is_traced
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +78,11 @@ class EngineThread:
         """
         # Callers choose their request ids, so two may be equal; the engine's must not.
         request = replace(
-            request, request_id=f"{ctx.request_id}#{next(self._numbers)}", deadline_s=ctx.deadline_s
+            request,
+            request_id=f"{ctx.request_id}#{next(self._numbers)}",
+            deadline_s=ctx.deadline_s,
+            traceparent=ctx.traceparent if is_traced(ctx) else "",
+            tenant=ctx.tenant,
         )
         events: asyncio.Queue[Event] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -95,7 +101,9 @@ class EngineThread:
                 giving = asyncio.create_task(self._decide(request.request_id, decision, events))
             while not ended:
                 event = await _next(events, ctx)
-                ended = isinstance(event, (DoneEvent, FailedEvent))
+                if isinstance(event, (DoneEvent, FailedEvent)):
+                    ended = True
+                    add_stages(ctx, event.stages)
                 if isinstance(event, FailedEvent):
                     raise event.error
                 yield event

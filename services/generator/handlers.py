@@ -8,14 +8,19 @@ from contextlib import aclosing
 from protos.kvquilt.v1 import generation_pb2
 from services.generator.margins import MarginWriter
 from services.generator.service import Generator
+from services.generator.tracing import EXPLORING
+from shared.admission.charging import charged
 from shared.clients.health import ServiceHealth
 from shared.errors import InvalidRequest, Unavailable
+from shared.generation.described import PrefilledChunk
+from shared.generation.told import DoneEvent
 from shared.request import RequestContext
 from shared.rpc import LoadedServicer, both_streams, context_of, server_stream, unary
 from shared.streams import mapped
+from shared.tracing.spans import traced_stream
 from shared.wire.asked import chunks_of, forest_of, order_of, prefix_of
 from shared.wire.forest import EXPLORED, command_of
-from shared.wire.told import GENERATED, MODEL, PREFILLED
+from shared.wire.told import GENERATED, MODEL, PREFILLED, RECOMPUTED
 
 
 class GenerationServicer(LoadedServicer[Generator]):
@@ -27,7 +32,14 @@ class GenerationServicer(LoadedServicer[Generator]):
     ) -> AsyncIterator[generation_pb2.PrefillResponse]:
         chunks = chunks_of(request.chunks)
         prefilled = self._service.prefill(ctx, prefix_of(request), chunks, request.encoding, request.chained)
-        return mapped(prefilled, PREFILLED.to_pb)
+        return mapped(charged(self.door, ctx, prefilled, _tokens_of), PREFILLED.to_pb)
+
+    @server_stream
+    def Recompute(
+        self, request: generation_pb2.RecomputeRequest, ctx: RequestContext
+    ) -> AsyncIterator[generation_pb2.RecomputeResponse]:
+        compared = self._service.recompute(ctx, prefix_of(request), chunks_of(request.chunks))
+        return mapped(compared, RECOMPUTED.to_pb)
 
     @server_stream
     async def Generate(
@@ -38,9 +50,10 @@ class GenerationServicer(LoadedServicer[Generator]):
         if margins is None:
             generated = generator.generate(ctx, planned)
             generated = generator.idle.spend(ctx, generated) if order.idle else generated
-            events = mapped(generated, GENERATED.to_pb)
+            events = mapped(charged(self.door, ctx, generated, _tokens_of), GENERATED.to_pb)
         else:
-            events = mapped(MarginWriter(generator, ctx, planned, margins).answer(), GENERATED.to_pb)
+            written = MarginWriter(generator, ctx, planned, margins).answer()
+            events = mapped(charged(self.door, ctx, written, _tokens_of), GENERATED.to_pb)
         async with aclosing(events):
             async for event in events:
                 yield event
@@ -53,7 +66,11 @@ class GenerationServicer(LoadedServicer[Generator]):
         if first is None or first.WhichOneof("command") != "open":
             raise InvalidRequest("open: must be the first message")
         commands = (command_of(request) async for request in requests)
-        events = self._service.explore(context_of(first.open.meta), forest_of(first.open), commands)
+        ctx, service, order = context_of(first.open.meta), self._service, forest_of(first.open)
+        explored = traced_stream(
+            ctx, EXPLORING, stream=lambda stage: service.explore(stage.ctx, order, commands)
+        )
+        events = charged(self.door, ctx, explored, _tokens_of)
         async with aclosing(events):
             async for event in events:
                 yield EXPLORED.to_pb(event)
@@ -86,3 +103,12 @@ class GenerationServicer(LoadedServicer[Generator]):
         """
         if isinstance(self._loaded, Generator) and not self._loaded.alive:
             raise Unavailable("the engine has stopped")
+
+
+def _tokens_of(event: object) -> int:
+    match event:
+        case DoneEvent(usage=usage):
+            return usage.prompt_tokens + usage.generated_tokens
+        case PrefilledChunk(existed=False, token_ids=ids):
+            return len(ids)
+    return 0

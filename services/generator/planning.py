@@ -72,6 +72,7 @@ class Planner:
             links=links,
             adapter=reusing.adapter,
             idle=order.idle,
+            tenant=ctx.tenant,
         )
         return Plan(order, request, reusing)
 

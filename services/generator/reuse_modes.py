@@ -17,7 +17,7 @@ from shared.generation.told import ObeyedVerdict
 from shared.identity import TokenIds, ids_hash
 from shared.kv_types import KvContext
 from shared.verdict import VERDICT_FILE, MadeWith, Verdict
-from shared.verdicts import choose, status_of, suspend_verdict, suspended
+from shared.verdicts import choose, state_of, status_of, suspend_verdict, suspended
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +79,15 @@ class Modes:
     def status(self, prefix_ids: TokenIds, auxiliary: str = "") -> str:
         """The verdict on the model as it is served, or what has changed since, for an operator.
         ``auxiliary``: fingerprint of the selector's model, where it is known."""
+        return status_of(self._verdicts, self._now_served(prefix_ids, auxiliary))
+
+    def state(self, prefix_ids: TokenIds, auxiliary: str = "") -> str:
+        """The same in one word: see ``shared.verdicts.state_of``."""
+        return state_of(self._verdicts, self._now_served(prefix_ids, auxiliary))
+
+    def _now_served(self, prefix_ids: TokenIds, auxiliary: str) -> MadeWith:
         known = auxiliary if self._has_selector else _NO_SELECTOR
-        return status_of(self._verdicts, replace(self._served, prefix=ids_hash(prefix_ids), auxiliary=known))
+        return replace(self._served, prefix=ids_hash(prefix_ids), auxiliary=known)
 
     def suspend(self, verdict_id: str, reason: str) -> bool:
         """Mode ``auto`` no longer obeys it. Returns whether that is written down, to outlive this process.

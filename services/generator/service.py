@@ -1,10 +1,10 @@
 """A request's way through the generator: pieces to ids, ids to identities, identities to the engine, its
-events back."""
+events back. (Longer than other modules: prefilling, generating and exploring have all this in common.)"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import TypeVar
@@ -15,23 +15,32 @@ from services.generator.edits import settled
 from services.generator.engine_thread import EngineThread
 from services.generator.events import end_of, selected_of
 from services.generator.identified import Identified, Identities
+from services.generator.metering import following, readings, verdict_readings
 from services.generator.planning import Plan, Planner, conditioned
 from services.generator.prompts import Prompts
+from services.generator.readable import ReadableParents
+from services.generator.recomputing import Comparing, judged, named
 from services.generator.reuse_modes import Modes
 from services.generator.selection import Choosing, Decision, SelectionPort
+from services.generator.tracing import SELECTING, traced_generation
 from shared.engine import Engine
-from shared.errors import InvalidRequest
+from shared.errors import FailedPrecondition, InvalidRequest
 from shared.generation.asked import Chunk, PrefillRequest
-from shared.generation.described import ModelDescription, PrefilledChunk
+from shared.generation.described import ModelDescription, PrefilledChunk, RecomputedChunk
 from shared.generation.forest import Edit, ForestRequest
 from shared.generation.orders import ForestOrder, GenerationOrder
 from shared.generation.pieces import Piece
 from shared.generation.told import ChunkStoredEvent, DoneEvent, Event, SelectedEvent
 from shared.identity import adapter_identity
 from shared.kv_buffers import ENCODINGS
+from shared.kv_stores import ReadableChunks
+from shared.metrics.recorder import MetricReading, Metrics
+from shared.metrics.table import PREFILLED_CHUNKS
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
 from shared.streams import cancelled
+from shared.tracing.names import NUM_CHUNKS, NUM_TOKENS, REUSE
+from shared.tracing.spans import span
 from shared.verdict import Verdict
 
 ResultT = TypeVar("ResultT")
@@ -47,8 +56,14 @@ class Generator:
         tokenizer: PromptTokenizer | None,
         selector: SelectionPort | None = None,
         verdicts: Sequence[Verdict] = (),
+        comparing: Comparing | None = None,
+        documents: ReadableChunks | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
-        self.config = config
+        """``comparing``: what the engine's source goes through; None: nothing is stored."""
+        self.config, self._comparing = config, comparing
+        self._metrics = metrics or Metrics()
+        self._metrics.ask(self._readings)
         self.model = engine.model
         self.tokenizer = tokenizer
         self.prompts = Prompts(tokenizer, engine.model.spec.vocab_size, engine.model.spec.packets)
@@ -63,6 +78,7 @@ class Generator:
         identities = Identities(self.prompts, engine.model.fingerprint)
         self._planner = Planner(config, engine.model.spec, identities, self._modes, tokenizer is not None)
         self._reader = ChunkReader(tokenizer)
+        self._parents = ReadableParents(documents)
         self._choosing = Choosing(selector, config.selector, self._reader) if selector is not None else None
         self._engine = engine
         self._thread = EngineThread(engine)
@@ -95,32 +111,66 @@ class Generator:
         )
         if not chunks:
             return
+        await self._parents.check(ctx, Identified(chunks, links))
+        told = await self._parents.told(ctx, [chunk.chunk_id for chunk in chunks])
         unique = tuple(dict.fromkeys(chunks))
         stored: dict[Chunk, bool] = {}
         next_index = 0
-        request = PrefillRequest("", prefix_ids, unique, encoding=encoding, links=links)
+        request = PrefillRequest("", prefix_ids, unique, encoding=encoding, links=links, tenant=ctx.tenant)
         events = self._thread.stream(request, ctx)
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, ChunkStoredEvent):
                     stored[unique[event.index]] = event.existed
+                    outcome = "existed" if event.existed else "computed"
+                    self._metrics.add(PREFILLED_CHUNKS, outcome=outcome)
                 while next_index < len(chunks) and chunks[next_index] in stored:
                     chunk = chunks[next_index]
-                    yield PrefilledChunk(next_index, chunk.chunk_id, chunk.token_ids, stored[chunk])
+                    existed = stored[chunk] and chunk.chunk_id in told
+                    yield PrefilledChunk(next_index, chunk.chunk_id, chunk.token_ids, existed)
                     next_index += 1
+
+    async def recompute(
+        self, ctx: RequestContext, prefix: Piece | None, pieces: Sequence[Piece]
+    ) -> AsyncGenerator[RecomputedChunk, None]:
+        """Computes the chunks' KV once more and compares: one value per chunk, in order.
+
+        Raises:
+            NotFound: a chunk is not stored.
+        """
+        if self._comparing is None:
+            raise FailedPrecondition("kv_store: this generator stores no KV, so there is nothing to compare")
+        prefix_ids, (chunks, links) = await self.tokenized(self._planner.context, ctx, prefix, pieces)
+        for index, chunk in enumerate(chunks):
+            anew = named([chunk], (*links, *chunks))
+            request = PrefillRequest("", prefix_ids, anew.chunks, links=anew.links, tenant=ctx.tenant)
+            async with aclosing(self._thread.stream(request, ctx)) as events:
+                async for _ in events:
+                    pass
+            found = self._comparing.take(anew.chunks[0].chunk_id)
+            yield judged(index, chunk, found, self.model.spec.dtype_name)
 
     async def plan(self, ctx: RequestContext, order: GenerationOrder) -> Plan:
         """The engine's request for ``order``: everything is ids, every chunk has its identity, every default
-        its value."""
-        return await self.tokenized(self._planner.plan, ctx, order)
+        its value.
+
+        Raises:
+            NotFound: a chunk stands behind one that the caller may not read, or that is not there.
+        """
+        plan = await self.tokenized(self._planner.plan, ctx, order)
+        await self._parents.check(ctx, Identified(plan.request.chunks, plan.request.links))
+        return plan
 
     async def tokenized(self, work: Callable[..., ResultT], *arguments: object) -> ResultT:
         """What ``work`` makes of texts, in the thread that is for it."""
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work, *arguments)
 
-    async def generate(self, ctx: RequestContext, plan: Plan) -> AsyncGenerator[Event, None]:
+    def generate(self, ctx: RequestContext, plan: Plan) -> AsyncGenerator[Event, None]:
         """Tells what happens to a planned request; the last event is ``DoneEvent``. Closing it early cancels
         the work."""
+        return traced_generation(ctx, plan, self.config.model, lambda traced: self._generate(traced, plan))
+
+    async def _generate(self, ctx: RequestContext, plan: Plan) -> AsyncGenerator[Event, None]:
         choosing = asyncio.create_task(self._choose(ctx, plan)) if plan.request.reuse.deferred else None
         reading = (
             asyncio.create_task(self._read(plan))
@@ -128,15 +178,16 @@ class Generator:
             else None
         )
         try:
-            async with aclosing(self._thread.stream(plan.request, ctx, decision=choosing)) as events:
-                async for event in events:
-                    decision = choosing.result() if choosing is not None else None
-                    if isinstance(event, SelectedEvent):
-                        texts = await reading if reading is not None else None
-                        yield selected_of(event, plan.request.chunks, decision, texts)
-                    elif isinstance(event, DoneEvent):
-                        yield end_of(event, plan.request.chunks, plan.reusing, decision)
-                    else:
+            with following(self._metrics, plan.request.chunks) as followed:
+                async with aclosing(self._thread.stream(plan.request, ctx, decision=choosing)) as events:
+                    async for event in events:
+                        decision = choosing.result() if choosing is not None else None
+                        if isinstance(event, SelectedEvent):
+                            texts = await reading if reading is not None else None
+                            event = selected_of(event, plan.request.chunks, decision, texts)
+                        elif isinstance(event, DoneEvent):
+                            event = end_of(event, plan.request.chunks, plan.reusing, decision)
+                        followed.on(event)
                         yield event
         finally:
             await cancelled([task for task in (choosing, reading) if task is not None])
@@ -148,6 +199,7 @@ class Generator:
         prefix_ids, (chunks, links) = await self.tokenized(
             self._planner.context, ctx, order.prefix, order.chunks
         )
+        await self._parents.check(ctx, Identified(chunks, links))
         reusing = self._modes.settle(
             order.reuse,
             prefix_ids,
@@ -164,18 +216,27 @@ class Generator:
             ape=reusing.ape,
             links=links,
             adapter=reusing.adapter,
+            tenant=ctx.tenant,
         )
         edits = (
             await self.tokenized(settled, command, self.prompts, self.config) async for command in commands
         )
-        async with aclosing(self._thread.stream(request, ctx, edits)) as events:
-            async for event in events:
-                if isinstance(event, SelectedEvent):
-                    yield selected_of(event, chunks, None, None)
-                elif isinstance(event, DoneEvent):
-                    yield end_of(event, chunks, reusing)
-                else:
+        with following(self._metrics, chunks, grows=True) as followed:
+            async with aclosing(self._thread.stream(request, ctx, edits)) as events:
+                async for event in events:
+                    if isinstance(event, SelectedEvent):
+                        event = selected_of(event, chunks, None, None)
+                    elif isinstance(event, DoneEvent):
+                        event = end_of(event, chunks, reusing)
+                    followed.on(event)
                     yield event
+
+    def resident_chunk_ids(self) -> Sequence[str]:
+        return self._engine.stats().resident_chunk_ids
+
+    def forget(self, chunk_ids: Sequence[str]) -> None:
+        """Lets go of these chunks' resident KV, unless a request uses it now."""
+        self._engine.forget(chunk_ids)
 
     def describe(self) -> ModelDescription:
         spec, tokenizer = self.model.spec, self.tokenizer
@@ -227,6 +288,14 @@ class Generator:
             "waiting_requests": str(stats.waiting),
         }
 
+    def _readings(self) -> Iterator[MetricReading]:
+        """For whoever looks at the metrics, in his thread."""
+        spec = self.model.spec
+        private_bytes = self.config.engine.private_bytes
+        yield from readings(self._engine.stats(), private_bytes, spec.kv_bytes_per_token)
+        auxiliary = self._choosing.auxiliary if self._choosing else ""
+        yield from verdict_readings(self._modes.state(self.prompts.default_prefix_ids, auxiliary))
+
     def close(self) -> None:
         self._tokenizing.shutdown(wait=False, cancel_futures=True)
         self._thread.close()
@@ -234,7 +303,11 @@ class Generator:
     async def _choose(self, ctx: RequestContext, plan: Plan) -> Decision:
         assert self._choosing is not None, "planned without a selector"
         identified = Identified(plan.request.chunks, plan.request.links)
-        return await self._choosing.choose(ctx, identified, plan.order, plan.reusing)
+        with span(ctx, SELECTING, {NUM_CHUNKS: len(plan.request.chunks)}) as stage:
+            decision = await self._choosing.choose(stage.ctx, identified, plan.order, plan.reusing)
+            chosen = sum(map(len, decision.recompute.by_question or ()))
+            stage.set({REUSE: decision.mode.value, NUM_TOKENS: chosen})
+        return decision
 
     async def _read(self, plan: Plan) -> list[ChunkText | None]:
         ids = [chunk.token_ids for chunk in plan.request.chunks]

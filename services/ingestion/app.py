@@ -12,12 +12,16 @@ from services.ingestion.recipe import Parse, Recipe, context_tokens
 from services.ingestion.service import IngestionService
 from services.ingestion.upsert import DocumentStore
 from shared import log as logs
+from shared.audited import recorder_of
 from shared.clients import generation, kv_store, retrieval, selection
 from shared.clients.applications import transport_to
 from shared.clients.transport import Transport
+from shared.principals.callers import callers_of
+from shared.principals.credentials import ServiceIdentity
 from shared.private_files import keep_private
 from shared.prompt import PromptTokenizer
-from shared.serving import builder_of, load_or_error
+from shared.serving import builder_of, load_or_error, metrics_of_replica
+from shared.tracing.provider import start_tracing
 
 
 class Ingestion(IngestHandlers):
@@ -25,10 +29,14 @@ class Ingestion(IngestHandlers):
 
     def __init__(self, config: IngestionConfig) -> None:
         logs.configure(self.application, config.deployment.log)
+        start_tracing(self.application, config.deployment.tracing)
         keep_private()
-        self.limits = config.limits
+        self.guard(config.limits, config.deployment.memory_bytes)
+        self.metrics = metrics_of_replica(self.application, config.deployment.metrics)
+        self.callers = callers_of(config.auth, self.application)
+        self.recorder = recorder_of(config.audit, self.application, config.auth)
         self._parsers = ParserProcesses(config.parsing)
-        super().__init__(build_service(config, self._parsers), config.run_deadline_s)
+        super().__init__(build_service(config, self._parsers, self.callers.identity), config.run_deadline_s)
 
     def __del__(self) -> None:
         if hasattr(self, "_service"):
@@ -36,9 +44,11 @@ class Ingestion(IngestHandlers):
             self._parsers.close()
 
 
-def build_service(config: IngestionConfig, parse: Parse) -> IngestionService:
+def build_service(
+    config: IngestionConfig, parse: Parse, identity: ServiceIdentity | None = None
+) -> IngestionService:
     def to(application: str) -> Transport:
-        return transport_to(application, config.addresses)
+        return transport_to(application, config.addresses, identity)
 
     store = DocumentStore(
         generator=generation.GenerationClient(to("generator")),

@@ -19,6 +19,8 @@ from shared.generation.described import ModelDescription
 from shared.generation.selection import EncodedChunk, SelectionChunk, SelectionLink
 from shared.kv_types import Manifest
 from shared.request import RequestContext
+from shared.tracing.names import NUM_CHUNKS
+from shared.tracing.spans import span
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +88,8 @@ class AuxiliaryRun:
             for begin in range(0, len(indices), self._batch):
                 batch = indices[begin : begin + self._batch]
                 chunks = [self._chunk(manifest, i, known) for i, known in with_parents(manifest, batch)]
-                encoded += await self._call(ctx, self._selector, chunks)
+                with span(ctx, "encode auxiliary", {NUM_CHUNKS: len(chunks)}) as stage:
+                    encoded += await self._call(stage.ctx, self._selector, chunks)
         except KvquiltError as error:
             log.warning(
                 "a document is stored without auxiliary KV, which is computed when it is asked for: %s",

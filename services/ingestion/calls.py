@@ -10,6 +10,8 @@ from typing import TypeVar
 from shared.errors import DeadlineExceeded, KvquiltError
 from shared.patience import RetryPauses
 from shared.request import RequestContext
+from shared.tracing.names import NUM_CHUNKS
+from shared.tracing.spans import span
 
 ResultT = TypeVar("ResultT")
 
@@ -24,10 +26,24 @@ class CallPolicy:
     first_pause_s: float = 0.5
 
     async def run(
-        self, ctx: RequestContext, call: Callable[[RequestContext], Awaitable[ResultT]], work: int = 1
+        self,
+        ctx: RequestContext,
+        call: Callable[[RequestContext], Awaitable[ResultT]],
+        work: int = 1,
+        stage: str = "",
+        num_chunks: int = 0,
     ) -> ResultT:
         """Calls, and calls again where the error says that this may help, until shortly before the deadline;
-        ``work`` multiplies the time one try gets."""
+        ``work`` multiplies the time one try gets. ``stage``: what traces call it, if it is to be seen there,
+        with the number of its chunks."""
+        if not stage:
+            return await self._run(ctx, call, work)
+        with span(ctx, stage, {NUM_CHUNKS: num_chunks}) as traced:
+            return await self._run(traced.ctx, call, work)
+
+    async def _run(
+        self, ctx: RequestContext, call: Callable[[RequestContext], Awaitable[ResultT]], work: int
+    ) -> ResultT:
         pauses = RetryPauses(ctx.remaining_s, "ingesting", self.first_pause_s, self.patience_s)
         while True:
             try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from typing import Protocol
 
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
@@ -14,14 +15,19 @@ from semantic_text_splitter import MarkdownSplitter, TextSplitter
 from services.ingestion.blocks import Unit, blocks_of, parted
 from services.ingestion.formats.document import Heading, ParsedDocument
 from services.ingestion.formats.plain import headings_of
-from shared.errors import ConfigError, UnreadableDocument
+from shared.errors import ConfigError, InvalidRequest, UnreadableDocument
 from shared.kv_types import KvContext, header_text
+from shared.readers import SECTION_SEPARATOR, SectionReaders
 
 # Goes into a document's source hash: raise it when the same text would be cut elsewhere.
 CHUNKER_VERSION = 2
-HEADING_SEPARATOR = " > "
+HEADING_SEPARATOR = SECTION_SEPARATOR
+_HEADINGS_NAMED = 8
 _MIN_TEXT_TOKENS = 8
 _BELOW = re.compile(r"\n(?:[ \t]*\n)+(?=[ \t]*\S)")  # between a block of lines and the next one
+_FEW_CHARS_OF_A_TOKEN = 4
+_LONG_LINE = 65_536
+_LONGER_LINE = re.compile(rf"[^\n]{{{_LONG_LINE + 1},}}")
 _JOINED = "\ufdd0"  # no character: stands for a line end at which the splitter must not cut
 
 
@@ -66,19 +72,26 @@ class Chunker:
             )
         self._encoder = encoder
         self._chunk_tokens, self._context, self._context_tokens = chunk_tokens, context, context_tokens
-        self._plain = TextSplitter.from_callback(self._num_tokens, chunk_tokens)
-        self._markdown = MarkdownSplitter.from_callback(self._num_tokens, chunk_tokens)
+        self._plain = TextSplitter.from_callback(self._num_tokens_or_too_many, chunk_tokens)
+        self._markdown = MarkdownSplitter.from_callback(self._num_tokens_or_too_many, chunk_tokens)
 
-    def split(self, document: ParsedDocument) -> list[TextChunk]:
-        """Chunks in order, without overlap; between them is nothing but white space.
+    def split(self, document: ParsedDocument, sections: Sequence[SectionReaders] = ()) -> list[TextChunk]:
+        """Chunks in order, without overlap; between them is nothing but white space. What has other readers
+        by ``sections`` is in other chunks and other blocks.
 
         Raises:
             UnreadableDocument: a single character needs more than ``chunk_tokens``.
+            InvalidRequest: there is no such section.
         """
         headings = HeadingPaths(document.headings)
-        blocks = [(0, len(document.text))]
+        blocks = list(parts_by_readers(document, headings, sections))
         if self._context is KvContext.DOCUMENT:
-            blocks = blocks_of(document, self._context_tokens + self._chunk_tokens, self._num_tokens)
+            most = self._context_tokens + self._chunk_tokens
+            blocks = [
+                (begin + start, begin + stop)
+                for begin, end in blocks
+                for start, stop in blocks_of(document.part(begin, end), most, self._num_tokens)
+            ]
         chunks: list[TextChunk] = []
         for begin, end in blocks:
             block = [
@@ -89,7 +102,9 @@ class Chunker:
             chunks += self._chained(document.title, block)
         return chunks
 
-    def recut(self, title: str, chunks: Iterable[TextChunk]) -> list[TextChunk]:
+    def recut(
+        self, title: str, chunks: Iterable[TextChunk], sections: Sequence[SectionReaders] = ()
+    ) -> list[TextChunk]:
         """The same texts for another tokenizer or another context: cut further where they have become too
         long."""
         cut = [
@@ -98,12 +113,16 @@ class Chunker:
             for start, text in self._pieces(ParsedDocument(chunk.text, headings=headings_of(chunk.text)))
             if text.strip()
         ]
-        units = [
-            Unit.of(chunk.start, _level(before, chunk), chunk.text, len(chunk.token_ids))
-            for before, chunk in zip([None, *cut], cut, strict=False)
-        ]
-        blocks = parted(units, self._context_tokens + self._chunk_tokens)
-        return [chunk for block in blocks for chunk in self._chained(title, [cut[i] for i in block])]
+        chained: list[TextChunk] = []
+        for _, alike in groupby(cut, lambda chunk: covering(chunk.heading, sections)):
+            part = list(alike)
+            units = [
+                Unit.of(chunk.start, _level(before, chunk), chunk.text, len(chunk.token_ids))
+                for before, chunk in zip([None, *part], part, strict=False)
+            ]
+            for block in parted(units, self._context_tokens + self._chunk_tokens):
+                chained += self._chained(title, [part[i] for i in block])
+        return chained
 
     def _chained(self, title: str, block: Sequence[TextChunk]) -> list[TextChunk]:
         """The chunks of a block with what they are computed behind. Where a block turns out to be too long
@@ -127,14 +146,17 @@ class Chunker:
         room = min(self._context_tokens, self._chunk_tokens)
         return self._encoder.encode_chunk(text)[:room] if text else ()
 
-    def _pieces(self, document: ParsedDocument) -> Iterable[tuple[int, str]]:
+    def _pieces(self, document: ParsedDocument) -> Iterator[tuple[int, str]]:
         """Cuts; says where the pieces start. A heading stays with the text below it."""
-        if document.markdown:
-            pieces: Iterable[tuple[int, str]] = self._markdown.chunk_indices(document.text)
-            return pieces
-        joined = _joined(document)
-        found = self._plain.chunk_indices(joined)
-        return [(start, document.text[start : start + len(piece)]) for start, piece in found]
+        borders = [0, *_inside_long_lines(document.text), len(document.text)]
+        for begin, end in pairwise(borders):
+            part = document if len(borders) == 2 else document.part(begin, end)
+            if part.markdown:
+                found = self._markdown.chunk_indices(part.text)
+            else:
+                found = self._plain.chunk_indices(_joined(part))
+            for start, piece in found:
+                yield begin + start, part.text[start : start + len(piece)]
 
     def _chunk(self, text: str, start: int, heading: str) -> TextChunk:
         token_ids = self._encoder.encode_chunk(text)
@@ -144,8 +166,28 @@ class Chunker:
             )
         return TextChunk(text, token_ids, start, start + len(text), heading)
 
+    def _num_tokens_or_too_many(self, text: str) -> int:
+        """The splitters measure all that is left of a long line for every chunk of it, only to hear that it
+        is too long: its beginning tells that as well."""
+        length = self._chunk_tokens * _FEW_CHARS_OF_A_TOKEN
+        while length < len(text):
+            if (at_least := self._num_tokens(text[:length])) > self._chunk_tokens:
+                return at_least
+            length *= _FEW_CHARS_OF_A_TOKEN
+        return self._num_tokens(text)
+
     def _num_tokens(self, text: str) -> int:
         return len(self._encoder.encode_chunk(text.replace(_JOINED, "\n")))
+
+
+def _inside_long_lines(text: str) -> Iterator[int]:
+    """Where lines of more than ``_LONG_LINE`` characters are cut beforehand, at blanks if there are some:
+    what the splitters take for a line grows with its square."""
+    for line in _LONGER_LINE.finditer(text):
+        at = line.start()
+        while line.end() - at > _LONG_LINE:
+            at = (text.rfind(" ", at, at + _LONG_LINE) + 1) or at + _LONG_LINE
+            yield at
 
 
 def _joined(document: ParsedDocument) -> str:
@@ -169,6 +211,30 @@ def _level(before: TextChunk | None, chunk: TextChunk) -> int:
     theirs = before.heading.split(HEADING_SEPARATOR) if before is not None and before.heading else []
     shared = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(theirs))
     return shared + 1 if len(ours) > shared else 0
+
+
+def parts_by_readers(
+    document: ParsedDocument, headings: HeadingPaths, sections: Sequence[SectionReaders]
+) -> Iterator[tuple[int, int]]:
+    """Characters [start, end) of what stands together in the same ones of ``sections``.
+
+    Raises:
+        InvalidRequest: the document does not have one of them.
+    """
+    starts = [0, *(heading.start for heading in document.headings if sections)]
+    for section in sections:
+        if not any(section.covers(headings.at(start)) for start in starts):
+            known = ", ".join(repr(heading.title[:80]) for heading in document.headings[:_HEADINGS_NAMED])
+            raise InvalidRequest(
+                f"sections: the document has no heading {section.heading[:80]!r}; it has {known or 'none'}"
+            )
+    alike = [next(run) for _, run in groupby(starts, lambda at: covering(headings.at(at), sections))]
+    yield from pairwise([*alike, len(document.text)])
+
+
+def covering(heading: str, sections: Sequence[SectionReaders]) -> tuple[bool, ...]:
+    """Of each section, whether what stands below ``heading`` is in it."""
+    return tuple(section.covers(heading) for section in sections)
 
 
 class HeadingPaths:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from shared.audit import AuditConfig
 from shared.config import check_above_zero, check_least
 from shared.deployment import DeploymentConfig
 from shared.kv_types import KvContext
 from shared.limits import RequestLimits
+from shared.principals.config import AuthConfig
 from shared.prompt_config import PromptConfig
 
 DEFAULT_CONTEXT_TOKENS = 4096
@@ -64,7 +66,7 @@ class IngestionConfig:
     selector: the application that makes auxiliary KV; empty: there is none. Filled in where `selector.model`
     is set.
     addresses: of applications that another cluster serves; filled in from `applications`.
-    prompt: of the generator's model; filled in from the shared section, as limits are.
+    prompt: of the generator's model; filled in from the shared section, as limits and auth are.
     """
 
     model: str
@@ -84,6 +86,8 @@ class IngestionConfig:
     addresses: dict[str, str] = field(default_factory=dict)
     prompt: PromptConfig = field(default_factory=PromptConfig)
     limits: RequestLimits = field(default_factory=RequestLimits)
+    auth: AuthConfig = field(default_factory=AuthConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

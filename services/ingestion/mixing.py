@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.generation.described import MadeFor
-from shared.kv_types import AlikeDocuments, KvContext
+from shared.errors import ModelMismatch
+from shared.generation.described import MadeFor, ModelDescription
+from shared.kv_types import AlikeDocuments, KvContext, Manifest
 
 _MOST_NAMED = 5
 
@@ -36,3 +37,13 @@ def difference(made: MadeFor, now: MadeFor) -> str:
     if made.kv_context != now.kv_context:
         return f"kv_context {made.kv_context or KvContext.NONE.value}"
     return ""
+
+
+def mixing(collection: str, stale: Sequence[Manifest], model: ModelDescription) -> ModelMismatch:
+    """Why a new document is not stored beside ``stale`` ones."""
+    what = stale[0].made_for.differs_from(model.made_for)
+    return ModelMismatch(
+        f"collection {collection!r} has {len(stale)} documents made for another {what} than the one "
+        "being served; new ones are not "
+        f"mixed in. Re-encode the collection first: kvquilt ingest --re-encode --collection {collection}"
+    )

@@ -46,6 +46,13 @@ class Index(Protocol):
         """Searches what the configured embedder indexed from now on."""
         ...
 
+    async def restrict(
+        self, ctx: RequestContext, collection: str, document_id: str, readers: Sequence[str]
+    ) -> int:
+        """Lets only those find the document, until it is indexed again, who are among ``readers`` as
+        well."""
+        ...
+
     async def unindex(self, ctx: RequestContext, collection: str, document_ids: Sequence[str]) -> int: ...
 
     async def list_indexed(self, ctx: RequestContext, collection: str) -> IndexedIds: ...

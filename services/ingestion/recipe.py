@@ -20,6 +20,7 @@ from shared.identity import digest
 from shared.kv_types import KvContext, Manifest
 from shared.prompt import num_positions
 from shared.prompt_template import PromptTemplate
+from shared.readers import EVERYBODY, Readers, SectionReaders
 
 _RECUT = "recut:"  # in front of the settings by which a stored text was cut
 _INCOMPLETE = "incomplete"
@@ -43,8 +44,8 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A document that is cut and waits to be stored. ``warnings``: what of it was not read;
-    ``kv_context``: as in a ``Manifest``."""
+    """A document that is cut and waits to be stored. ``warnings``: what of it was not read; the others as in
+    a ``Manifest``."""
 
     document_id: str
     title: str
@@ -53,6 +54,8 @@ class Draft:
     chunks: tuple[TextChunk, ...]
     warnings: tuple[str, ...] = ()
     kv_context: str = ""
+    readers: Readers = EVERYBODY
+    sections: tuple[SectionReaders, ...] = ()
 
 
 class Recipe:
@@ -110,6 +113,7 @@ class Recipe:
 
         Raises:
             UnreadableDocument: it cannot be cut.
+            InvalidRequest: it has no such section.
         """
         source_hash = self.source_hash(source)
         if parsed.incomplete:
@@ -119,9 +123,11 @@ class Recipe:
             parsed.title,
             source_hash,
             source.metadata,
-            tuple(self._chunker.split(parsed)),
+            tuple(self._chunker.split(parsed, source.sections)),
             parsed.warnings,
             self.kv_context,
+            source.readers,
+            source.sections,
         )
 
     def recut(self, stored: Manifest) -> Draft:
@@ -143,7 +149,7 @@ class Recipe:
         )
         source, _, settings = stored.source_hash.split(".")[0].rpartition("-")
         if settings != self._settings_hash:
-            chunks = tuple(self._chunker.recut(stored.title, chunks))
+            chunks = tuple(self._chunker.recut(stored.title, chunks, stored.sections))
             settings = _RECUT + self._settings_hash
         source_hash = f"{source}-{settings}.{self._text_hash}"
         return Draft(
@@ -153,6 +159,8 @@ class Recipe:
             stored.metadata,
             chunks,
             kv_context=self.kv_context,
+            readers=stored.readers,
+            sections=stored.sections,
         )
 
     def is_current(self, stored: Manifest, model: ModelDescription) -> bool:

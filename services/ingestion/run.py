@@ -11,21 +11,25 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from services.ingestion.upsert import Report
 from shared.documents import Stage, UpsertProgress
 from shared.errors import DeadlineExceeded, InternalError, KvquiltError, StorageFull, Unavailable
+from shared.identity import digest
+from shared.request import RequestContext
+from shared.tracing.names import DOCUMENT
+from shared.tracing.spans import span
 
 log = logging.getLogger(__name__)
 
 # These would meet every other document too.
 _STOPPING = (StorageFull, Unavailable, DeadlineExceeded)
 
-Work = Callable[[str, Report], Awaitable[None]]
+Work = Callable[[RequestContext, str, Report], Awaitable[None]]
 """One document, by its id. Reports its stages; a failure is raised."""
 
 
 async def run_documents(
-    document_ids: Sequence[str], work: Work, parallel: int
+    ctx: RequestContext, document_ids: Sequence[str], work: Work, parallel: int
 ) -> AsyncGenerator[UpsertProgress, None]:
     """Progress of all documents as it comes; each ends with STORED, UNCHANGED or FAILED. Closing the
-    generator stops the work."""
+    generator stops the work. In traces a document goes by a hash of its id."""
     events: asyncio.Queue[UpsertProgress | None] = asyncio.Queue()
     pending = iter(document_ids)
     stopped_by: list[KvquiltError] = []
@@ -38,7 +42,9 @@ async def run_documents(
                 )
                 continue
             try:
-                await work(document_id, events.put_nowait)
+                named = {DOCUMENT: digest(document_id.encode(), size=4)}
+                with span(ctx, "ingest document", named) as stage:
+                    await work(stage.ctx, document_id, events.put_nowait)
             except KvquiltError as error:
                 events.put_nowait(_failed(document_id, error))
                 if isinstance(error, _STOPPING):

@@ -6,19 +6,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 
+from services.ingestion.checks import checked
 from services.ingestion.config import IngestionConfig
-from services.ingestion.mixing import mixed_collections
-from services.ingestion.parsing.turns import Turns
+from services.ingestion.mixing import mixed_collections, mixing
 from services.ingestion.recipe import Draft, Recipe, is_current
 from services.ingestion.run import run_documents
 from services.ingestion.upkeep import DocumentUpkeep, unknown
 from services.ingestion.upsert import DocumentStore, Report
+from shared.admission.turns import Turns
 from shared.documents import (
     SOURCE_KEY,
     DeletedDocuments,
@@ -33,7 +33,6 @@ from shared.errors import (
     FailedPrecondition,
     InvalidRequest,
     KvquiltError,
-    ModelMismatch,
     NotFound,
     UnreadableDocument,
 )
@@ -42,10 +41,11 @@ from shared.kv_types import KvContext, Manifest
 from shared.locks import Locks
 from shared.request import RequestContext, check_name
 from shared.search import check_metadata
+from shared.tracing.names import NUM_BYTES, NUM_CHUNKS
+from shared.tracing.spans import span
 
 log = logging.getLogger(__name__)
 
-MAX_ID_LEN = 1024
 _NO_TOKENIZER = (
     "the model has no tokenizer: it serves requests by token ids, and documents cannot be ingested for it"
 )
@@ -78,11 +78,11 @@ class IngestionService:
         """Adds documents, or replaces those that changed; with ``dry_run`` only says which these are.
 
         Raises:
-            InvalidRequest: no documents, an empty id, or one that comes twice.
+            InvalidRequest: no documents, an empty id, or one that comes twice, or readers that cannot be.
             ModelMismatch: this service and the generator were given different models.
         """
         check_name("collection", collection)
-        _check_ids([d.document_id for d in documents])
+        documents = checked(documents)
         recipe, model = await self._prepare(ctx)
         sources = {d.document_id: d for d in documents}
         known = {m.document_id: m async for m in self._store.summaries(ctx, collection)}
@@ -90,28 +90,38 @@ class IngestionService:
         auxiliary = await self._store.auxiliary(ctx, model)
 
         def unchanged(stored: Manifest | None, source: SourceDocument) -> bool:
-            return stored is not None and recipe.is_of(stored, source) and is_current(stored, model)
+            """But perhaps for the readers of all of it."""
+            if stored is None or stored.sections != source.sections:
+                return False
+            return recipe.is_of(stored, source) and is_current(stored, model)
 
-        async def work(document_id: str, report: Report) -> None:
+        async def work(ctx: RequestContext, document_id: str, report: Report) -> None:
             source = sources[document_id]
             check_metadata(source.metadata)
             self._check_size(source)
             async with self._locks.hold(ctx.tenant, collection, document_id):
                 if stale and document_id not in known:
-                    raise _mixing(collection, stale, model)
+                    raise mixing(collection, stale, model)
                 if unchanged(known.get(document_id), source):
                     stored = await self._store.stored(ctx, collection, document_id)
                     # still: others may have changed it meanwhile
                     if stored is not None and unchanged(stored, source):
+                        same = stored.readers == source.readers
                         if dry_run:
-                            return report(UpsertProgress(document_id, Stage.UNCHANGED))
+                            stage = Stage.UNCHANGED if same else Stage.WOULD_STORE
+                            return report(UpsertProgress(document_id, stage))
+                        if not same:
+                            return await self._store.put_readers(ctx, stored, source.readers, report)
                         return await self._store.keep(ctx, stored, report, auxiliary)
                 draft = await self._cut(ctx, recipe, source)
                 if dry_run:
                     return report(_would_store(draft))
-                return await self._store.put(ctx, collection, model, draft, report, auxiliary)
+                old = known.get(document_id)
+                return await self._store.put(ctx, collection, model, draft, report, auxiliary, old)
 
-        async with aclosing(run_documents(list(sources), work, self._config.parallel_documents)) as progress:
+        async with aclosing(
+            run_documents(ctx, list(sources), work, self._config.parallel_documents)
+        ) as progress:
             async for event in progress:
                 yield event
 
@@ -128,7 +138,7 @@ class IngestionService:
         stale = [m.document_id for m in stored if not recipe.is_current(m, model)]
         auxiliary = await self._store.auxiliary(ctx, model)
 
-        async def work(document_id: str, report: Report) -> None:
+        async def work(ctx: RequestContext, document_id: str, report: Report) -> None:
             async with self._locks.hold(ctx.tenant, collection, document_id):
                 manifest = await self._store.stored(ctx, collection, document_id)
                 if manifest is None:
@@ -140,7 +150,7 @@ class IngestionService:
                 )
                 return await self._store.put(ctx, collection, model, draft, report, auxiliary)
 
-        async with aclosing(run_documents(stale, work, self._config.parallel_documents)) as progress:
+        async with aclosing(run_documents(ctx, stale, work, self._config.parallel_documents)) as progress:
             async for event in progress:
                 yield event
 
@@ -218,10 +228,14 @@ class IngestionService:
         loop = asyncio.get_running_loop()
         try:
             async with ctx.until_deadline("reading a document"), self._turns.turn(ctx.tenant):
-                parsed = await loop.run_in_executor(self._parsing, recipe.parse, source, check)
+                with span(ctx, "parse", {NUM_BYTES: len(source.content)}):
+                    parsed = await loop.run_in_executor(self._parsing, recipe.parse, source, check)
         finally:
             given_up.set()
-        return await loop.run_in_executor(self._cutting, recipe.cut, source, parsed)
+        with span(ctx, "chunk") as stage:
+            draft = await loop.run_in_executor(self._cutting, recipe.cut, source, parsed)
+            stage.set({NUM_CHUNKS: len(draft.chunks)})
+        return draft
 
     def close(self) -> None:
         self._parsing.shutdown(wait=False, cancel_futures=True)
@@ -251,19 +265,6 @@ class IngestionService:
             )
 
 
-def _check_ids(document_ids: list[str]) -> None:
-    if not document_ids:
-        raise InvalidRequest("documents: none given")
-    for i, document_id in enumerate(document_ids):
-        if not document_id.strip() or len(document_id) > MAX_ID_LEN or not document_id.isprintable():
-            raise InvalidRequest(
-                f"documents[{i}].document_id: must be 1 to {MAX_ID_LEN} printable characters"
-            )
-    twice = [document_id for document_id, count in Counter(document_ids).items() if count > 1]
-    if twice:
-        raise InvalidRequest(f"documents: {twice[0]!r} comes more than once")
-
-
 def _would_store(draft: Draft) -> UpsertProgress:
     return UpsertProgress(
         draft.document_id,
@@ -285,13 +286,6 @@ def _info(manifest: Manifest, model: ModelDescription) -> DocumentInfo:
         created_s=manifest.created_s,
         source=manifest.metadata.get(SOURCE_KEY, ""),
         kv_context=manifest.kv_context or KvContext.NONE.value,
-    )
-
-
-def _mixing(collection: str, stale: Sequence[Manifest], model: ModelDescription) -> ModelMismatch:
-    what = stale[0].made_for.differs_from(model.made_for)
-    return ModelMismatch(
-        f"collection {collection!r} has {len(stale)} documents made for another {what} than the one "
-        "being served; new ones are not "
-        f"mixed in. Re-encode the collection first: kvquilt ingest --re-encode --collection {collection}"
+        readers=manifest.readers,
+        sections=manifest.sections,
     )

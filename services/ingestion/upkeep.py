@@ -20,6 +20,7 @@ from shared.documents import Stage, UpsertProgress
 from shared.errors import ModelMismatch, NotFound
 from shared.kv_types import Manifest
 from shared.locks import Locks
+from shared.readers import check_reads_everything
 from shared.request import RequestContext, check_name
 
 log = logging.getLogger(__name__)
@@ -38,15 +39,19 @@ class DocumentUpkeep:
 
         Raises:
             NotFound: neither manifests nor the index know the collection.
+            PermissionDenied: it is to be indexed with another embedder, and the caller does not read all of
+            it.
         """
         _check_collection(collection)
         keys = dict.fromkeys([m.cursor(collection) async for m in self._store.summaries(ctx, collection)])
         indexed, outdated = await self._indexed(ctx, collection, {_split(collection, key)[0] for key in keys})
         keys |= dict.fromkeys(indexed)
+        if outdated:
+            check_reads_everything(ctx.principal, "indexing a collection with another embedder")
         if collection and not keys:
             raise unknown(collection)
 
-        async def work(key: str, report: Report) -> None:
+        async def work(ctx: RequestContext, key: str, report: Report) -> None:
             name, document_id = _split(collection, key)
             async with self._locks.hold(ctx.tenant, name, document_id):
                 manifest = await self._store.stored(ctx, name, document_id)
@@ -57,7 +62,7 @@ class DocumentUpkeep:
                 return report(UpsertProgress(key, Stage.REMOVED))
 
         failed = set()
-        async with aclosing(run_documents(list(keys), work, self._parallel)) as progress:
+        async with aclosing(run_documents(ctx, list(keys), work, self._parallel)) as progress:
             async for event in progress:
                 if event.stage is Stage.FAILED:
                     failed.add(_split(collection, event.document_id)[0])
@@ -84,7 +89,7 @@ class DocumentUpkeep:
             raise unknown(collection)
         auxiliary = await self._store.auxiliary(ctx, model)
 
-        async def work(key: str, report: Report) -> None:
+        async def work(ctx: RequestContext, key: str, report: Report) -> None:
             name, document_id = _split(collection, key)
             async with self._locks.hold(ctx.tenant, name, document_id):
                 manifest = await self._store.stored(ctx, name, document_id)
@@ -99,7 +104,7 @@ class DocumentUpkeep:
                 return await self._store.refresh(ctx, manifest, named, encoding, _as(key, report), auxiliary)
 
         chosen = [key for key, concerned in found.items() if concerned]
-        async with aclosing(run_documents(chosen, work, self._parallel)) as progress:
+        async with aclosing(run_documents(ctx, chosen, work, self._parallel)) as progress:
             async for event in progress:
                 yield event
 

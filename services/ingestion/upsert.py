@@ -2,8 +2,9 @@
 
     prefill      the generator makes the KV of every chunk durable
     auxiliary    the selector, if there is one, does the same with its own
+    restrict     who is to read it no longer does not find the old version any more
     manifest     kv_store refers to the chunks: they stay
-    index        the chunks can be found
+    index        the chunks can be found, by those who may read them
 
 A crash after any step leaves a document that is whole or not to be found, and running the same document again
 goes on where it stopped: durable KV is not computed again, an equal manifest is not written again, an indexed
@@ -22,7 +23,8 @@ from functools import partial
 
 from services.ingestion.auxiliary import AuxiliaryRun
 from services.ingestion.calls import CallPolicy
-from services.ingestion.chains import blocks_of, identified, pieces_of
+from services.ingestion.chains import pieces_of
+from services.ingestion.manifests import fewer_readers, indexed_of, manifest_of, progress_of
 from services.ingestion.ports import EncoderPort, Index, PrefillPort
 from services.ingestion.recipe import Draft
 from shared.documents import Stage, UpsertProgress
@@ -32,8 +34,9 @@ from shared.generation.pieces import Piece
 from shared.indexable import check_indexable
 from shared.kv_stores import ManifestStore
 from shared.kv_types import Manifest, ManifestChunk
+from shared.readers import Readers, reads_everything
 from shared.request import RequestContext
-from shared.search import IndexChange, IndexedChunk, IndexedDocument
+from shared.search import IndexChange
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +95,7 @@ class DocumentStore:
         added = auxiliary is not None and await self._add_auxiliary(ctx, manifest, auxiliary)
         indexed = await self._index(ctx, manifest, anew)
         stage = Stage.STORED if indexed.changed or added else Stage.UNCHANGED
-        told = _progress(manifest, stage, reused=len(manifest.chunks))
+        told = progress_of(manifest, stage, reused=len(manifest.chunks))
         report(replace(told, warnings=indexed.warnings))
 
     async def put(
@@ -103,8 +106,9 @@ class DocumentStore:
         draft: Draft,
         report: Report,
         auxiliary: AuxiliaryRun,
+        old: Manifest | None = None,
     ) -> None:
-        """Prefill, auxiliary, manifest, index.
+        """Prefill, auxiliary, manifest, index. ``old``: what it replaces.
 
         Raises:
             InvalidRequest: it does not fit into the index.
@@ -112,27 +116,31 @@ class DocumentStore:
             StorageFull: no space for KV or manifest.
             Conflict: chunks vanish as fast as they are made.
         """
-        manifest = self._manifest(ctx, collection, model, draft)
-        await asyncio.to_thread(check_indexable, _indexed(manifest))  # before anything is computed and stored
-        report(_progress(manifest, Stage.PARSED))
+        manifest = manifest_of(ctx.tenant, collection, model, draft, self.now())
+        await asyncio.to_thread(
+            check_indexable, indexed_of(manifest)
+        )  # before anything is computed and stored
+        report(progress_of(manifest, Stage.PARSED))
         reused = await self._prefill(ctx, manifest, report)
-        for _ in range(_ROUNDS):
-            manifest = await auxiliary.encoded(ctx, manifest)
-            try:
-                await self.policy.run(ctx, partial(self.manifests.put_manifest, manifest=manifest))
-                break
-            except ModelMismatch:
-                raise
-            except (
-                FailedPrecondition
-            ) as error:  # a chunk was removed between prefill and here, with the last document that had it
-                log.info("document %s: %s; prefilling again", draft.document_id, error.detail)
-                await self._prefill(ctx, manifest, lambda progress: None)
-        else:
-            raise Conflict("chunks of the document are being removed by other requests; run it again")
+        await self._restrict(ctx, old, manifest)
+        manifest = await self._put_manifest(ctx, manifest, auxiliary)
         indexed = await self._index(ctx, manifest)
-        told = _progress(manifest, Stage.STORED, done=len(manifest.chunks), reused=reused)
+        told = progress_of(manifest, Stage.STORED, done=len(manifest.chunks), reused=reused)
         report(replace(told, warnings=draft.warnings + indexed.warnings))
+
+    async def put_readers(self, ctx: RequestContext, old: Manifest, readers: Readers, report: Report) -> None:
+        """Gives a stored document other readers, and nothing else anew.
+
+        Raises:
+            StorageFull: no space for the manifest.
+            Conflict: chunks vanish as fast as they are made.
+        """
+        manifest = replace(old, readers=readers)
+        await self._restrict(ctx, old, manifest)
+        manifest = await self._put_manifest(ctx, manifest)
+        indexed = await self._index(ctx, manifest)
+        told = progress_of(manifest, Stage.STORED, reused=len(manifest.chunks))
+        report(replace(told, warnings=indexed.warnings))
 
     async def refresh(
         self,
@@ -154,7 +162,7 @@ class DocumentStore:
         num_chunks = len(chosen.chunks) + len(restored)
         reused += sum(one.existed for one in restored)
         stage = Stage.UNCHANGED if reused == num_chunks and not added else Stage.STORED
-        report(replace(_progress(chosen, stage, done=num_chunks, reused=reused), num_chunks=num_chunks))
+        report(replace(progress_of(chosen, stage, done=num_chunks, reused=reused), num_chunks=num_chunks))
 
     async def unindex(self, ctx: RequestContext, collection: str, document_ids: Sequence[str]) -> None:
         await self.policy.run(ctx, lambda c: self.index.unindex(c, collection, document_ids))
@@ -181,6 +189,37 @@ class DocumentStore:
         auxiliary = {c.auxiliary_id for c in manifest.chunks} if manifest else set()
         return [kv_id for kv_id in removed if kv_id not in auxiliary]
 
+    async def _restrict(self, ctx: RequestContext, old: Manifest | None, new: Manifest) -> None:
+        """Takes those readers from ``old``, in the index, that ``new`` does not have: before the manifest
+        says so, so that a crash leaves nobody more than he is given."""
+        common = None if old is None else fewer_readers(old, new)
+        if common is not None:
+            await self.policy.run(
+                ctx, lambda c: self.index.restrict(c, new.collection, new.document_id, common)
+            )
+
+    async def _put_manifest(
+        self, ctx: RequestContext, manifest: Manifest, auxiliary: AuxiliaryRun | None = None
+    ) -> Manifest:
+        """As it was stored: with the KV of ``auxiliary``.
+
+        Raises:
+            Conflict: chunks vanish as fast as they are made.
+        """
+        for _ in range(_ROUNDS):
+            if auxiliary is not None:
+                manifest = await auxiliary.encoded(ctx, manifest)
+            try:
+                await self._store(ctx, manifest)
+                return manifest
+            except ModelMismatch:
+                raise
+            except FailedPrecondition as error:
+                # a chunk was removed between prefill and here, with the last document that had it
+                log.info("document %s: %s; prefilling again", manifest.document_id, error.detail)
+                await self._prefill(ctx, manifest, lambda progress: None)
+        raise Conflict("chunks of the document are being removed by other requests; run it again")
+
     async def _add_auxiliary(self, ctx: RequestContext, manifest: Manifest, auxiliary: AuxiliaryRun) -> bool:
         """Gives a stored document the auxiliary KV that it lacks; whether it did."""
         if not auxiliary.lacks(manifest):
@@ -189,7 +228,7 @@ class DocumentStore:
         if not encoded.auxiliary:
             return False
         try:
-            await self.policy.run(ctx, partial(self.manifests.put_manifest, manifest=encoded))
+            await self._store(ctx, encoded)
         except KvquiltError as error:
             log.warning("document %s stays without auxiliary KV: %s", manifest.document_id, error.detail)
             return False
@@ -206,6 +245,7 @@ class DocumentStore:
         """Returns how many chunks were durable before. ``whole``: the document, if ``manifest`` names a part
         of its chunks."""
         durable: dict[int, bool] = {}
+        told = await self._told(ctx, manifest)
         whole = whole or manifest
         index_of = {chunk.chunk_id: i for i, chunk in enumerate(whole.chunks)}
         for begin in range(0, len(manifest.chunks), self.prefill_batch):
@@ -225,74 +265,33 @@ class DocumentStore:
                                 "the generator's model changed while the document was ingested; run it again"
                             )
                         # of a second try only what the first did not reach
-                        durable.setdefault(begin + answer.index, answer.existed)
+                        existed = answer.existed and (told is None or answer.chunk_id in told)
+                        durable.setdefault(begin + answer.index, existed)
                         report(
-                            _progress(
+                            progress_of(
                                 manifest, Stage.PREFILLED, done=len(durable), reused=sum(durable.values())
                             )
                         )
                 if len(durable) < begin + len(batch):
                     raise Conflict("the generator ended the prefill early; run it again")
 
-            await self.policy.run(ctx, call, work=len(batch))
+            await self.policy.run(ctx, call, len(batch), "prefill", len(batch))
         return sum(durable.values())
 
+    async def _told(self, ctx: RequestContext, manifest: Manifest) -> frozenset[str] | None:
+        """The chunks of which the caller may know that their KV is there, as documents that it reads have
+        them; None: of all."""
+        if reads_everything(ctx.principal):
+            return None
+        ids = [chunk.chunk_id for chunk in manifest.chunks]
+        return frozenset(await self.policy.run(ctx, lambda c: self.manifests.readable(c, ids)))
+
     async def _index(self, ctx: RequestContext, manifest: Manifest, anew: bool = False) -> IndexChange:
-        document = _indexed(manifest)
-        work = max(1, len(manifest.chunks) // self.prefill_batch)
-        return await self.policy.run(
-            ctx, lambda c: self.index.index(c, manifest.collection, document, anew), work
-        )
+        document = indexed_of(manifest)
+        num = len(manifest.chunks)
+        index = partial(self.index.index, collection=manifest.collection, document=document, anew=anew)
+        return await self.policy.run(ctx, index, max(1, num // self.prefill_batch), "index", num)
 
-    def _manifest(
-        self, ctx: RequestContext, collection: str, model: ModelDescription, draft: Draft
-    ) -> Manifest:
-        of = (ctx.tenant, model.fingerprint, model.prefix_ids)
-        return Manifest(
-            tenant=ctx.tenant,
-            collection=collection,
-            document_id=draft.document_id,
-            title=draft.title,
-            source_hash=draft.source_hash,
-            model_fingerprint=model.fingerprint,
-            prefix_ids=model.prefix_ids,
-            chunks=identified(of, draft.chunks),
-            metadata=draft.metadata,
-            created_s=self.now(),
-            kv_context=draft.kv_context,
-        )
-
-
-def _indexed(manifest: Manifest) -> IndexedDocument:
-    made = manifest.made_for
-    return IndexedDocument(
-        document_id=manifest.document_id,
-        title=manifest.title,
-        model_fingerprint=manifest.model_fingerprint,
-        chunks=tuple(
-            IndexedChunk(
-                *(c.chunk_id, c.text, c.token_ids, c.heading, c.char_start, c.char_end, c.parent_id),
-                place=place,
-                block=block,
-            )
-            for place, (c, block) in enumerate(zip(manifest.chunks, blocks_of(manifest), strict=True), 1)
-        ),
-        metadata=manifest.metadata,
-        # of a document of an earlier version nothing: its rows are as they should be
-        prefix_hash=made.prefix if made.template else "",
-        template_hash=made.template,
-        kv_context=made.kv_context,
-    )
-
-
-def _progress(manifest: Manifest, stage: Stage, done: int | None = None, reused: int = 0) -> UpsertProgress:
-    """``done`` None: all, where the stage is a last one."""
-    num_chunks = len(manifest.chunks)
-    return UpsertProgress(
-        document_id=manifest.document_id,
-        stage=stage,
-        num_chunks=num_chunks,
-        num_chunks_done=done if done is not None else (0 if stage is Stage.PARSED else num_chunks),
-        num_tokens=sum(len(c.token_ids) for c in manifest.chunks),
-        num_chunks_reused=reused,
-    )
+    async def _store(self, ctx: RequestContext, manifest: Manifest) -> None:
+        put = partial(self.manifests.put_manifest, manifest=manifest)
+        await self.policy.run(ctx, put, 1, "store", len(manifest.chunks))

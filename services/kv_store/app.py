@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from services.kv_store.config import KvStoreConfig
 from services.kv_store.documents.sync import keep_synced
-from services.kv_store.fetching.flight import FlightServer
+from services.kv_store.fetching.flight import FlightReader, FlightServer
 from services.kv_store.handlers import StoreHandlers
 from services.kv_store.node.builder import build_node
 from services.kv_store.node.cluster_store import ClusterStore
@@ -28,17 +28,25 @@ from services.kv_store.node.handlers import FileHandlers, start_server
 from services.kv_store.node.housekeeping import Housekeeping, every
 from services.kv_store.s3.bucket import ObjectBlobs
 from shared import log as logs
+from shared.audited import recorder_of
 from shared.clients.agent_actor import NAMESPACE, actor_name
 from shared.clients.grpc_transport import CHANNEL_OPTIONS
 from shared.clients.kv_node import AgentClient
 from shared.errors import KvquiltError, NotFound, Unavailable
 from shared.locks import Locks
+from shared.principals.callers import callers_of, identity_of
+from shared.principals.credentials import Credentials
+from shared.principals.services import credentials_of
 from shared.private_files import keep_private
 from shared.request import RequestContext
-from shared.serving import builder_of
+from shared.seals import seal_keys_of
+from shared.serving import builder_of, metrics_of_process, metrics_of_replica
+from shared.tracing.provider import start_tracing
 
 log = logging.getLogger(__name__)
 
+AGENT = "kv_store_agent"
+"""What its spans call it."""
 DIRECTORY_VARIABLE = "KVQUILT_KV_STORE__DIRECTORY"
 _HEAD_RESOURCE = "node:__internal_head__"
 _START_TIMEOUT_S = 30.0
@@ -55,8 +63,13 @@ class KvStoreFront(StoreHandlers, FileHandlers):
 
     def __init__(self, config: KvStoreConfig) -> None:
         logs.configure(self.application, config.deployment.log)
-        self.limits = config.limits
-        self._nodes = RayNodes(lambda node_id: _start_agent(config, node_id))
+        start_tracing(self.application, config.deployment.tracing)
+        self.guard(config.limits, config.deployment.memory_bytes)
+        self.metrics = metrics_of_replica(self.application, config.deployment.metrics)
+        self.callers = callers_of(config.auth, self.application)
+        self.recorder = recorder_of(config.audit, self.application, config.auth)
+        credentials = credentials_of(self.callers.identity)
+        self._nodes = RayNodes(lambda node_id: _start_agent(config, node_id), credentials)
         store = ClusterStore(self._nodes, ray.get_runtime_context().get_node_id())
         StoreHandlers.__init__(self, store)
         FileHandlers.__init__(self, store)
@@ -80,9 +93,11 @@ class AgentActor:
     def __init__(self, config: KvStoreConfig, node_id: str) -> None:
         self._config, self._node_id = config, node_id
         logs.configure("kv_store", config.deployment.log)
+        start_tracing(AGENT, config.deployment.tracing)
         keep_private()
         self._lock = asyncio.Lock()
         self._address = ""
+        self._metrics = metrics_of_process("kv_store", f"agent-{node_id[:12]}", config.deployment.metrics)
 
     async def address(self) -> str:
         """Tells where the agent listens; the first call starts it."""
@@ -106,17 +121,27 @@ class AgentActor:
 
     async def _start(self) -> None:
         directory = os.environ.get(DIRECTORY_VARIABLE) or self._config.directory
-        nodes = RayNodes(lambda node_id: ray.get_actor(actor_name(node_id), NAMESPACE))
+        identity = identity_of(self._config.auth, "kv_store")
+        credentials = credentials_of(identity)
+        nodes = RayNodes(lambda node_id: ray.get_actor(actor_name(node_id), NAMESPACE), credentials)
         host = self._config.host or _node_address(self._node_id)
         objects = ObjectBlobs(self._config.objects) if self._config.objects.endpoint else None
         config = replace(self._config, directory=directory)
-        self._node = await asyncio.to_thread(
-            build_node, self._node_id, config, nodes, partial(FlightServer, host), objects
-        )
+        stream = partial(FlightServer, host, identity=identity)
+        flights = FlightReader(credentials)
+        build = partial(build_node, self._node_id, config, nodes, stream, objects, flights)
+        self._node = await asyncio.to_thread(build, keys=seal_keys_of(config.auth))
         atexit.register(self._node.own.remove_memory)
-        self._server, self._address = await start_server(self._node.agent, host, limits=config.limits)
+        self._server, self._address = await start_server(
+            self._node.agent, host, limits=config.limits, identity=identity, metrics=self._metrics
+        )
         house = Housekeeping(
-            self._node.agent, nodes, self._node_id, self._config.garbage, self._config.reconcile_s
+            self._node.agent,
+            nodes,
+            self._node_id,
+            self._config.garbage,
+            self._config.reconcile_s,
+            recorder=recorder_of(config.audit, "kv_store", config.auth),
         )
         following = every(self._config.reconcile_s, "looking at the nodes", nodes.refresh)
         tidying = every(_TIDY_S, "clearing up", self._node.agent.recover, level=logging.WARNING)
@@ -124,6 +149,7 @@ class AgentActor:
         if nodes.home() == self._node_id:
             forever.append(keep_synced(self._node.documents))
         self._tasks = [asyncio.create_task(work) for work in forever]
+        self._metrics.ask(self._node.agent.readings)
         log.info("agent of node %s serves %s at %s", self._node_id, directory, self._address)
 
 
@@ -131,8 +157,8 @@ class RayNodes:
     """The living nodes of the Ray cluster, and a client of each one's agent
     (``services.kv_store.fetching.nodes.Nodes``)."""
 
-    def __init__(self, find_agent: FindAgent) -> None:
-        self._find_agent = find_agent
+    def __init__(self, find_agent: FindAgent, credentials: Credentials) -> None:
+        self._find_agent, self._credentials = find_agent, credentials
         self._agents: dict[str, Any] = {}  # an actor ends when whoever started it drops its handle
         self._channels: dict[str, tuple[str, grpc.aio.Channel]] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -154,7 +180,7 @@ class RayNodes:
         async with self._locks.hold(node_id):
             if node_id not in self._channels:
                 self._connect(node_id, await self._address(node_id))
-            return AgentClient.of(self._channels[node_id][1])
+            return AgentClient.of(self._channels[node_id][1], self._credentials)
 
     def suspect(self, node_id: str) -> None:
         _, channel = self._channels.pop(node_id, (None, None))

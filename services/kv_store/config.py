@@ -9,9 +9,11 @@ from services.kv_store.documents.quotas import QuotaConfig
 from services.kv_store.fetching.fetch import FetchConfig
 from services.kv_store.s3.settings import ObjectSettings
 from services.kv_store.tiers.memory_directory import memory_directory
+from shared.audit import AuditConfig
 from shared.config import check_above_zero, check_least
 from shared.deployment import DeploymentConfig
 from shared.limits import RequestLimits
+from shared.principals.config import AuthConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ class KvStoreConfig:
     that holds everything, if its endpoint is given. ``disk_capacity_bytes`` 0: as much as fits. ``lease_s``:
     how long a chunk stays in its tier after somebody was told where it is. ``prefer_peers``: fetch from other
     nodes before the object store. ``stale_staging_s``: staged files that did not change for so long belong to
-    nobody any more. ``limits``: of requests; filled in from the shared section."""
+    nobody any more. ``limits``: of requests, ``auth``: who may
+    make them; filled in from the shared sections."""
 
     directory: str
     host: str = ""
@@ -68,6 +71,8 @@ class KvStoreConfig:
     reconcile_s: float = 2.0
     stale_staging_s: float = 3600.0
     limits: RequestLimits = field(default_factory=RequestLimits)
+    auth: AuthConfig = field(default_factory=AuthConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

@@ -96,6 +96,10 @@ class StoreHandlers(HealthServicer):
         return pb.CountDocumentsResponse(counts=map(ALIKE.to_pb, counts))
 
     @unary
+    async def Readable(self, request: pb.ReadableRequest, ctx: RequestContext) -> pb.ReadableResponse:
+        return pb.ReadableResponse(chunk_ids=await self._store.readable(ctx, request.chunk_ids))
+
+    @unary
     async def Prefetch(self, request: pb.PrefetchRequest, ctx: RequestContext) -> pb.PrefetchResponse:
         await self._store.prefetch(ctx, request.chunk_ids, request.node_id)
         return pb.PrefetchResponse()
@@ -106,7 +110,7 @@ class StoreHandlers(HealthServicer):
 
     @server_stream
     def Verify(self, request: pb.VerifyRequest, ctx: RequestContext) -> AsyncIterator[pb.VerifyProgress]:
-        return mapped(self._store.verify(ctx, request.repair), VERIFIED.to_pb)
+        return mapped(self._store.verify(ctx, request.repair, request.seal), VERIFIED.to_pb)
 
     @unary
     async def CollectGarbage(

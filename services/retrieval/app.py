@@ -9,13 +9,16 @@ from services.retrieval.embedder import EmbedderSettings
 from services.retrieval.handlers import RetrievalHandlers
 from services.retrieval.index import MilvusIndex
 from services.retrieval.milvus import connect
-from services.retrieval.reranker import CrossEncoder
-from services.retrieval.service import Reranking, RetrievalService
+from services.retrieval.reranker import CrossEncoder, Reranking
+from services.retrieval.service import RetrievalService
 from services.retrieval.transformer_embedder import TransformerEmbedder, load_embedder
 from shared import log as logs
+from shared.audited import recorder_of
 from shared.errors import KvquiltError
+from shared.principals.callers import callers_of
 from shared.private_files import keep_private
-from shared.serving import builder_of, load_or_error
+from shared.serving import builder_of, load_or_error, metrics_of_replica
+from shared.tracing.provider import start_tracing
 
 
 class Retrieval(RetrievalHandlers):
@@ -26,8 +29,12 @@ class Retrieval(RetrievalHandlers):
 
     def __init__(self, config: RetrievalConfig) -> None:
         logs.configure(self.application, config.deployment.log)
+        start_tracing(self.application, config.deployment.tracing)
         keep_private()
-        self.limits = config.limits
+        self.guard(config.limits, config.deployment.memory_bytes)
+        self.metrics = metrics_of_replica(self.application, config.deployment.metrics)
+        self.callers = callers_of(config.auth, self.application)
+        self.recorder = recorder_of(config.audit, self.application, config.auth)
         super().__init__(_try_to_build(config))
         self._opening = asyncio.get_running_loop().create_task(self._keep_opening(config))
 

@@ -8,14 +8,18 @@ from typing import Any
 
 from pymilvus import MilvusException
 
-from services.retrieval.lexicon import Lexicon
+from services.retrieval.filters import TERMS_FIELD, readable_by, readers_in
+from services.retrieval.lexicon import Lexicon, LexiconRow
 from services.retrieval.milvus import CALL_S, NOT_LOADED, Lexical, Milvus
 from shared.indexable import MAX_ROWS_PER_DOCUMENT
+from shared.principals.principal import Principal
+from shared.readers import may_read, reads_everything
 
 MAX_K = 16_384  # Milvus' own limit for one ranking
 _LOAD_ATTEMPTS, _LOAD_PAUSE_S = 10, 0.1
 _ROWS_PER_WRITE = 256
 _ROWS_PER_READ = 1024
+_COUNTED = ["sparse", TERMS_FIELD]  # by the lexicon
 
 Row = dict[str, Any]
 Ranked = list[tuple[str, float]]
@@ -54,6 +58,23 @@ class Collection:
             ids = list(row_ids[begin : begin + _ROWS_PER_READ])
             yield from self._client.get(self.name, ids=ids, output_fields=fields, timeout=CALL_S)
 
+    def readable_by(self, principal: Principal) -> str:
+        """The expression for rows that ``principal`` may read; empty: for all that there are. Filtering costs
+        more than searching, so it is left out where it would leave nothing out."""
+        if self._keeps_lexicon and all(may_read(principal, readers) for readers in self.lexicon.readers):
+            return ""
+        return readable_by(principal)
+
+    def has_any_for(self, principal: Principal) -> bool:
+        """Whether there is a row that ``principal`` may read."""
+        if reads_everything(principal):
+            return True
+        if self._keeps_lexicon:
+            return any(may_read(principal, readers) for readers in self.lexicon.readers)
+        where = readable_by(principal)
+        found = self._client.query(self.name, filter=where, output_fields=["row_id"], limit=1, timeout=CALL_S)
+        return bool(found)
+
     def count(self, expression: str = "") -> int:
         (row,) = self._client.query(self.name, filter=expression, output_fields=["count(*)"], timeout=CALL_S)
         return int(row["count(*)"])
@@ -79,18 +100,18 @@ class Collection:
         for begin in range(0, len(rows), _ROWS_PER_WRITE):
             some = rows[begin : begin + _ROWS_PER_WRITE]
             if self._keeps_lexicon:
-                replaced = self.rows([row["row_id"] for row in some], ["sparse"])
-                self.lexicon.remove([row["sparse"] for row in replaced])
+                replaced = self.rows([row["row_id"] for row in some], _COUNTED)
+                self.lexicon.remove(map(_counted, list(replaced)))
             self._client.upsert(self.name, some, timeout=CALL_S)
             if self._keeps_lexicon:
-                self.lexicon.add(row["sparse"] for row in some)
+                self.lexicon.add(map(_counted, some))
 
     def delete_where(self, expression: str) -> int:
         """Rows of one document; answers how many."""
-        doomed = self.rows_where(expression, ["sparse" if self._keeps_lexicon else "row_id"])
+        doomed = self.rows_where(expression, _COUNTED if self._keeps_lexicon else ["row_id"])
         if doomed:
             if self._keeps_lexicon:
-                self.lexicon.remove(row["sparse"] for row in doomed)
+                self.lexicon.remove(map(_counted, doomed))
             self._client.delete(self.name, filter=expression, timeout=CALL_S)
         return len(doomed)
 
@@ -104,6 +125,12 @@ class Collection:
     def drop(self) -> None:
         self._client.drop_collection(self.name, timeout=CALL_S)
 
+    @property
+    def fields(self) -> list[str]:
+        """Those of a row that are not made of others."""
+        fields = ["row_id", "document_key", "revision", TERMS_FIELD, "payload", "content", "dense"]
+        return [*fields, "sparse"] if self._keeps_lexicon else fields
+
     def _load(self) -> Lexicon:
         """Its terms; once more when another call opened it in between and undid the loading."""
         for attempt in range(_LOAD_ATTEMPTS):
@@ -111,10 +138,14 @@ class Collection:
             lexicon = Lexicon()
             try:
                 if self._keeps_lexicon:
-                    lexicon.add(row["sparse"] for row in self.all_rows(["sparse"]))
+                    lexicon.add(map(_counted, self.all_rows(_COUNTED)))
                 return lexicon
             except MilvusException as error:
                 if error.code != NOT_LOADED or attempt == _LOAD_ATTEMPTS - 1:
                     raise
                 time.sleep(_LOAD_PAUSE_S)
         raise AssertionError("the loop returns or raises")
+
+
+def _counted(row: Row) -> LexiconRow:
+    return readers_in(row), row["sparse"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shared.audit import AuditConfig
 from shared.config import check_least
 from shared.deployment import DeploymentConfig
 from shared.limits import RequestLimits
+from shared.principals.config import AuthConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class RetrievalConfig:
     rerank_depth: how many of what was found it reads; at least those that were asked for.
     startup_timeout_s: how long to wait for a Milvus server, or for the previous owner of the embedded
     directory to let go.
-    limits: of requests; filled in from the shared section.
+    limits: of requests; filled in from the shared section, as is auth: who may make them.
     """
 
     milvus_uri: str
@@ -43,6 +45,8 @@ class RetrievalConfig:
     rerank_depth: int = 24
     startup_timeout_s: float = 60.0
     limits: RequestLimits = field(default_factory=RequestLimits)
+    auth: AuthConfig = field(default_factory=AuthConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

@@ -51,6 +51,16 @@ class RetrievalHandlers(LoadedServicer[RetrievalService]):
         )
 
     @unary
+    async def Restrict(
+        self, request: retrieval_pb2.RestrictRequest, ctx: RequestContext
+    ) -> retrieval_pb2.RestrictResponse:
+        return retrieval_pb2.RestrictResponse(
+            num_chunks=await self._service.restrict(
+                ctx, request.collection, request.document_id, request.readers
+            )
+        )
+
+    @unary
     async def AdoptIndex(
         self, request: retrieval_pb2.AdoptIndexRequest, ctx: RequestContext
     ) -> retrieval_pb2.AdoptIndexResponse:

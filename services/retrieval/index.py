@@ -2,49 +2,49 @@
 chunk.
 
 A tenant's rows are in collections of its own, so no filter stands between tenants and term statistics do
-not mix. A collection that is indexed anew for another embedder is there twice until ``adopt``: the old one
-is searched, the new one is filled (``layout``). All calls block; writes come from one thread at a time,
-reads from any number.
+not mix. Within a tenant, ``who`` asks: rows that it may not read are as if they were not there, and it
+removes no document that has some. A collection that is indexed anew for another embedder is there twice until
+``adopt``: the old one is searched, the new one is filled (``layout``). All calls block; writes come from one
+thread at a time, reads from any number.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 
-from services.retrieval.collection import Collection, Ranked
+from services.retrieval.collection import Ranked
+from services.retrieval.document_rows import DocumentRows
 from services.retrieval.embedder import EmbedderSettings, Vectors
-from services.retrieval.filters import IN_OTHER_LANGUAGE
+from services.retrieval.filters import IN_OTHER_LANGUAGE, TERMS_FIELD, all_of, readers_in
 from services.retrieval.layout import (
     Places,
     collection_in,
-    create_missing_indexes,
     generation_in,
     is_of,
-    is_ours,
     milvus_name,
     oldest,
-    properties_of,
-    schema_of,
     settings_in,
-    tenant_prefix,
 )
 from services.retrieval.lexicon import row_vector
 from services.retrieval.milvus import CALL_S, Lexical, Milvus, translated
+from services.retrieval.opened import OpenCollections
 from services.retrieval.rows import (
     OUTPUT_FIELDS,
     document_id_of,
-    document_key,
     hit_of,
     revision_of,
     rows_of,
 )
-from shared.errors import Conflict, NotFound, Unavailable
+from shared.errors import Conflict, NotFound
+from shared.principals.principal import Principal
+from shared.readers import Readers, both, may_read, reads_everything
 from shared.search import CollectionInfo, IndexedDocument, IndexedIds, SearchHit
 
 log = logging.getLogger(__name__)
+_WRITING = "writing to the index"
 
 
 class MilvusIndex:
@@ -62,8 +62,7 @@ class MilvusIndex:
         self._embedder = embedder_identity
         self._dim = dim
         self._settings = settings
-        self._load_lock = threading.RLock()
-        self._loaded: dict[str, Collection] = {}
+        self._open = OpenCollections(milvus)
         self._places: dict[tuple[str, str], Places] = {}
 
     @property
@@ -75,30 +74,34 @@ class MilvusIndex:
         with translated("asking for its version"):
             return str(self._client.get_server_version(timeout=CALL_S))
 
-    def collections(self, tenant: str) -> list[CollectionInfo]:
-        with self._load_lock, translated("listing collections"):
-            searched = oldest(self._names_of(tenant))
+    def collections(self, tenant: str, who: Principal) -> list[CollectionInfo]:
+        with self._open.lock, translated("listing collections"):
+            found = map(self._open.load, sorted(oldest(self._open.names_of(tenant))))
             return [
-                CollectionInfo(collection_in(name), self._load(name).count()) for name in sorted(searched)
+                CollectionInfo(collection_in(one.name), one.count(one.readable_by(who)))
+                for one in found
+                if one.has_any_for(who)
             ]
 
-    def documents(self, tenant: str, collection: str) -> IndexedIds:
+    def documents(self, tenant: str, collection: str, who: Principal) -> IndexedIds:
         """The documents that have rows, whichever embedder made them."""
-        names = self._names_of(tenant, collection)
         found: set[str] = set()
-        for name in names:
-            loaded = self._load(name)
-            with self._using(loaded, "listing documents"):
-                found.update(document_id_of(row) for row in loaded.all_rows(["payload"]))
-        others = any(not is_of(name, self._embedder) for name in names)
+        others = False
+        for name in self._open.names_of(tenant, collection):
+            loaded = self._open.load(name)
+            with self._open.using(loaded, "listing documents"):
+                rows = loaded.all_rows(["payload", TERMS_FIELD])
+                ids = {document_id_of(row) for row in rows if may_read(who, readers_in(row))}
+            others |= bool(ids) and not is_of(name, self._embedder)
+            found |= ids
         return IndexedIds(tuple(sorted(found)), other_embedder=others)
 
     def places(self, tenant: str, collection: str) -> Places:
         key = (tenant, collection)
         known = self._places.get(key)
-        if known and known.searched == known.own and known.own in self._loaded:
+        if known and known.searched == known.own and known.own in self._open:
             return known  # it stays the oldest for as long as it is there
-        names = sorted(self._names_of(tenant, collection), key=generation_in)
+        names = sorted(self._open.names_of(tenant, collection), key=generation_in)
         own = next((name for name in names if is_of(name, self._embedder)), "")
         if not own:
             generation = generation_in(names[-1]) + 1 if names else 0
@@ -106,15 +109,15 @@ class MilvusIndex:
         self._places[key] = Places(own, names[0] if names else "")
         return self._places[key]
 
-    def searched(self, tenant: str, collection: str) -> Places:
+    def searched(self, tenant: str, collection: str, who: Principal) -> Places:
         """
         Raises:
             NotFound: there is no such collection; the detail lists those there are.
         """
         places = self.places(tenant, collection)
-        if places.searched:
+        if places.searched and (reads_everything(who) or self._has_any_for(who, places.searched)):
             return places
-        known = [info.name for info in self.collections(tenant)]
+        known = [info.name for info in self.collections(tenant, who)]
         there = (
             f"there are: {', '.join(known[:20])}{', …' if len(known) > 20 else ''}"
             if known
@@ -130,30 +133,66 @@ class MilvusIndex:
 
     def outdated(self) -> int:
         """How many collections, of all tenants, another embedder than the configured one is searched in."""
-        return sum(not is_of(name, self._embedder) for name in oldest(self._all_names()))
+        return sum(not is_of(name, self._embedder) for name in oldest(self._open.all_names()))
 
     def in_other_languages(self) -> tuple[int, int]:
         """How many chunks are of documents that are not English, and how many there are, in the collections
         that were used since the start."""
         counts = []
-        for loaded in list(self._loaded.values()):
-            with contextlib.suppress(NotFound), self._using(loaded, "counting chunks"):
+        for loaded in self._open.now():
+            with contextlib.suppress(NotFound), self._open.using(loaded, "counting chunks"):
                 counts.append((loaded.count(IN_OTHER_LANGUAGE), loaded.count()))
         return sum(others for others, _ in counts), sum(num for _, num in counts)
 
-    def is_current(self, name: str, document: IndexedDocument) -> bool:
-        """Whether exactly these chunks of the document are in the Milvus collection ``name``."""
-        if name not in self._loaded and name not in self._all_names():
+    def is_current(self, name: str, tenant: str, collection: str, document: IndexedDocument) -> bool:
+        """Whether exactly these chunks of the document, with these readers, are in the Milvus collection
+        ``name``."""
+        if not self.has_content(name, document):
+            return False
+        with self._open.rows(name, document.document_id) as rows:
+            return rows.has_readers(tenant, collection, document)
+
+    def has_content(self, name: str, document: IndexedDocument) -> bool:
+        """As ``is_current``, whatever readers they have there."""
+        if not self._open.is_there(name):
             return not document.chunks
-        loaded = self._load(name)
-        with self._using(loaded, "looking up a document"):
-            stored = loaded.rows_where(_of(document.document_id), ["revision"])
-        return len(stored) == len(document.chunks) and {row["revision"] for row in stored} <= {
-            revision_of(document)
-        }
+        with self._open.rows(name, document.document_id) as rows:
+            return rows.has_content(document)
+
+    def check_may_change(self, tenant: str, collection: str, document_id: str, who: Principal) -> None:
+        """
+        Raises:
+            DocumentTaken: a document of this id is there, and ``who`` may not read all of it.
+        """
+        names = [] if reads_everything(who) else self._open.names_of(tenant, collection)
+        for name in names:
+            with contextlib.suppress(NotFound), self._open.rows(name, document_id) as rows:
+                rows.check_may_change(who)
+
+    def put_readers(self, name: str, tenant: str, collection: str, document: IndexedDocument) -> None:
+        """Gives chunks that are there (``has_content``) the readers that ``document`` says."""
+        with self._open.rows(name, document.document_id, _WRITING, changing=True) as rows:
+            rows.put_readers(tenant, collection, document)
+
+    def restrict(self, tenant: str, collection: str, document_id: str, readers: Readers) -> int:
+        """Leaves the document only those readers that are among ``readers`` as well; answers how many of its
+        chunks have fewer now."""
+        num_changed = 0
+        for name in self._open.names_of(tenant, collection):
+            with (
+                contextlib.suppress(NotFound),  # another replica was faster
+                self._open.rows(name, document_id, _WRITING, changing=True) as rows,
+            ):
+                num_changed += rows.change_readers(lambda _, now: both(now, readers))
+        return num_changed
 
     def put(
-        self, name: str, tenant: str, collection: str, document: IndexedDocument, vectors: Vectors
+        self,
+        name: str,
+        tenant: str,
+        collection: str,
+        document: IndexedDocument,
+        vectors: Vectors,
     ) -> None:
         """Replaces the document's rows in the Milvus collection ``name``, one of its ``places``; returns
         when the new ones are searchable there.
@@ -167,29 +206,31 @@ class MilvusIndex:
             row["dense"] = vector.tolist()
             if self._milvus.lexical is Lexical.OWN:
                 row["sparse"] = row_vector(row["content"])
-        if name not in self._loaded and name not in self._all_names():
-            self._create(name, collection)
-        loaded = self._load(name)
-        old = f'{_of(document.document_id)} and revision != "{revision_of(document)}"'
+        if not self._open.is_there(name):
+            self._open.create(name, self._dim, self._settings)
+            log.info("created collection %s", collection)
+        loaded = self._open.load(name)
+        own = DocumentRows(loaded, document.document_id).expression
+        old = f'{own} and revision != "{revision_of(document)}"'
         with contextlib.suppress(NotFound):  # another replica removed the collection meanwhile
-            with self._using(loaded, "writing to the index", changing=True):
+            with self._open.using(loaded, _WRITING, changing=True):
                 loaded.upsert(rows)
                 loaded.delete_where(old)
                 loaded.settle()
-            if self.is_current(name, document):
+            if self.is_current(name, tenant, collection, document):
                 return
         raise Conflict(
             f"document {document.document_id!r} was changed by another request at the same time; retry"
         )
 
-    def remove(self, tenant: str, collection: str, document_ids: Sequence[str]) -> int:
+    def remove(self, tenant: str, collection: str, document_ids: Sequence[str], who: Principal) -> int:
         """Removes the documents' rows and answers how many were searched; a collection that is empty
         afterwards ceases to exist."""
         searched = self.places(tenant, collection).searched
         removed = 0
-        for name in self._names_of(tenant, collection):
+        for name in self._open.names_of(tenant, collection):
             with contextlib.suppress(NotFound):  # another replica was faster
-                num_rows = self._remove(name, document_ids)
+                num_rows = self._remove(name, document_ids, who)
                 removed += num_rows if name == searched else 0
         return removed
 
@@ -198,98 +239,60 @@ class MilvusIndex:
         is searched. Returns how many were dropped; none where the configured embedder has indexed
         nothing."""
         own = self.places(tenant, collection).own
-        names = sorted(self._names_of(tenant, collection), key=generation_in, reverse=True)
+        names = sorted(self._open.names_of(tenant, collection), key=generation_in, reverse=True)
         others = [name for name in names if name != own] if own in names else []
         for name in others:
-            with self._load_lock, contextlib.suppress(NotFound), translated("replacing a collection"):
+            with self._open.lock, contextlib.suppress(NotFound), translated("replacing a collection"):
                 self._client.drop_collection(name, timeout=CALL_S)
-            self._loaded.pop(name, None)
+            self._open.forget(name)
         if others:
             log.info("collection %s: now searched by %s", collection, self._embedder)
         return len(others)
 
-    def search_dense(self, name: str, vectors: Vectors, limit: int, expression: str) -> list[Ranked]:
-        loaded = self._load(name)
+    def search_dense(
+        self, name: str, vectors: Vectors, limit: int, expression: str, who: Principal
+    ) -> list[Ranked]:
+        loaded = self._open.load(name)
+        where = all_of(loaded.readable_by(who), expression)
         params = {} if self._milvus.embedded else {"ef": max(2 * limit, 64)}
-        with self._using(loaded, "searching"):
-            return loaded.search(vectors.tolist(), "dense", "COSINE", params, limit, expression)
+        with self._open.using(loaded, "searching"):
+            return loaded.search(vectors.tolist(), "dense", "COSINE", params, limit, where)
 
-    def search_bm25(self, name: str, texts: Sequence[str], limit: int, expression: str) -> list[Ranked]:
-        loaded = self._load(name)
-        with self._using(loaded, "searching"):
+    def search_bm25(
+        self, name: str, texts: Sequence[str], limit: int, expression: str, who: Principal
+    ) -> list[Ranked]:
+        loaded = self._open.load(name)
+        where = all_of(loaded.readable_by(who), expression)
+        with self._open.using(loaded, "searching"):
             if self._milvus.lexical is Lexical.SERVER:
-                return loaded.search(list(texts), "sparse", "BM25", {}, limit, expression)
-            queries = [loaded.lexicon.query_vector(text) for text in texts]
-            found = iter(loaded.search([q for q in queries if q], "sparse", "IP", {}, limit, expression))
+                return loaded.search(list(texts), "sparse", "BM25", {}, limit, where)
+            queries = [loaded.lexicon.query_vector(text, partial(may_read, who)) for text in texts]
+            found = iter(loaded.search([q for q in queries if q], "sparse", "IP", {}, limit, where))
             return [next(found) if query else [] for query in queries]
 
-    def fetch(self, name: str, row_ids: Sequence[str]) -> dict[str, SearchHit]:
-        """The rows that (still) exist, with score 0."""
-        loaded = self._load(name)
-        with self._using(loaded, "reading from the index"):
-            return {row["row_id"]: hit_of(row, 0.0) for row in loaded.rows(row_ids, OUTPUT_FIELDS)}
+    def fetch(self, name: str, row_ids: Sequence[str], who: Principal) -> dict[str, SearchHit]:
+        """The rows that (still) exist, and may (still) be read, with score 0."""
+        loaded = self._open.load(name)
+        with self._open.using(loaded, "reading from the index"):
+            rows = loaded.rows(row_ids, OUTPUT_FIELDS)
+            return {row["row_id"]: hit_of(row, 0.0) for row in rows if may_read(who, readers_in(row))}
 
     def close(self) -> None:
         self._milvus.close()
 
-    def _remove(self, name: str, document_ids: Sequence[str]) -> int:
-        loaded = self._load(name)
-        with self._using(loaded, "removing from the index", changing=True):
-            removed = sum(loaded.delete_where(_of(document_id)) for document_id in document_ids)
+    def _has_any_for(self, who: Principal, name: str) -> bool:
+        loaded = self._open.load(name)
+        with self._open.using(loaded, "looking up a collection"):
+            return loaded.has_any_for(who)
+
+    def _remove(self, name: str, document_ids: Sequence[str], who: Principal) -> int:
+        loaded = self._open.load(name)
+        with self._open.using(loaded, "removing from the index", changing=True):
+            found = [DocumentRows(loaded, document_id) for document_id in document_ids]
+            removed = sum(loaded.delete_where(one.expression) for one in found if one.may_change(who))
             if loaded.count() == 0:
                 loaded.drop()
-                self._loaded.pop(name, None)
+                self._open.forget(name)
             else:
                 loaded.settle()
         return removed
-
-    def _load(self, name: str) -> Collection:
-        with self._load_lock, translated("opening a collection"):
-            if name not in self._loaded:
-                create_missing_indexes(self._milvus, name)
-                self._loaded[name] = Collection(self._milvus, name)
-            return self._loaded[name]
-
-    def _create(self, name: str, collection: str) -> None:
-        properties = properties_of(self._settings) if self._settings else None
-        with translated("creating a collection"):
-            self._client.create_collection(
-                name,
-                schema=schema_of(self._milvus, self._dim),
-                consistency_level="Strong",
-                properties=properties,
-                timeout=CALL_S,
-            )
-        log.info("created collection %s", collection)
-
-    def _names_of(self, tenant: str, collection: str = "") -> list[str]:
-        """Milvus' names of the collection (empty: of all of the tenant's), whatever embedder it was made
-        with."""
-        return [
-            name
-            for name in self._all_names()
-            if name.startswith(tenant_prefix(tenant)) and collection in ("", collection_in(name))
-        ]
-
-    def _all_names(self) -> list[str]:
-        # milvus-lite opens a collection twice when it is listed while it is loaded
-        with self._load_lock, translated("looking up a collection"):
-            names: list[str] = self._client.list_collections(timeout=CALL_S)
-        return [name for name in names if is_ours(name)]
-
-    @contextlib.contextmanager
-    def _using(self, loaded: Collection, doing: str, changing: bool = False) -> Iterator[None]:
-        """Milvus' errors as ours. A collection that vanished or is not loaded any more is forgotten, and so
-        is one whose change failed midway: its lexicon is in doubt and read anew with the next use."""
-        try:
-            with translated(doing):
-                yield
-        except BaseException as error:
-            if changing or isinstance(error, (NotFound, Unavailable)):
-                self._loaded.pop(loaded.name, None)
-            raise
-
-
-def _of(document_id: str) -> str:
-    """The expression for a document's rows."""
-    return f'document_key == "{document_key(document_id)}"'

@@ -7,6 +7,9 @@ frequencies of the whole collection:
 
     score(q, d) = sum over terms t of idf(t) * tf(t, d) * (K1 + 1) / (tf(t, d) + K1 * (1 - B + B * len(d) /
     TYPICAL_LEN))
+
+Rows are counted apart by who may read them, and a query is weighed by those that its asker may: scores tell
+nothing of the others.
 """
 
 from __future__ import annotations
@@ -16,8 +19,11 @@ import math
 import re
 import threading
 import unicodedata
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from shared.readers import Readers
 
 K1 = 1.2
 B = 0.75
@@ -41,36 +47,65 @@ def row_vector(text: str) -> SparseVector:
     return {term: count * (K1 + 1) / (count + length_factor) for term, count in Counter(terms).items()}
 
 
+LexiconRow = tuple[Readers, Iterable[int]]
+"""Who may read a row, and its terms."""
+
+
+@dataclass(slots=True)
+class _Counts:
+    """``rows_of``: by term."""
+
+    rows_of: Counter[int] = field(default_factory=Counter)
+    num_rows: int = 0
+
+
 class Lexicon:
     """In how many rows of a collection each term occurs. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rows_of: Counter[int] = Counter()
-        self._num_rows = 0
+        self._counts: defaultdict[Readers, _Counts] = defaultdict(_Counts)
 
-    def add(self, vectors: Iterable[Iterable[int]]) -> None:
+    @property
+    def readers(self) -> list[Readers]:
+        """Of the rows, each once."""
         with self._lock:
-            for vector in vectors:
-                self._rows_of.update(list(vector))
-                self._num_rows += 1
+            return list(self._counts)
 
-    def remove(self, vectors: Iterable[Iterable[int]]) -> None:
+    def add(self, rows: Iterable[LexiconRow]) -> None:
         with self._lock:
-            for vector in vectors:
-                self._rows_of.subtract(list(vector))
-                self._num_rows -= 1
-            self._rows_of = +self._rows_of
+            for readers, terms in rows:
+                counts = self._counts[readers]
+                counts.rows_of.update(list(terms))
+                counts.num_rows += 1
 
-    def query_vector(self, text: str) -> SparseVector:
-        """The query's side of the score; empty when no row has any of its words."""
+    def remove(self, rows: Iterable[LexiconRow]) -> None:
         with self._lock:
-            counts = Counter(term for term in _terms(text) if term in self._rows_of)
-            return {term: count * self._idf(term) for term, count in counts.items()}
+            changed = set()
+            for readers, terms in rows:
+                counts = self._counts[readers]
+                counts.rows_of.subtract(list(terms))
+                counts.num_rows -= 1
+                changed.add(readers)
+            for readers in changed:
+                counts = self._counts[readers]
+                counts.rows_of = +counts.rows_of
+                if not counts.num_rows:
+                    del self._counts[readers]
 
-    def _idf(self, term: int) -> float:
-        rows = self._rows_of[term]
-        return math.log(1 + (self._num_rows - rows + 0.5) / (rows + 0.5))
+    def query_vector(self, text: str, may_read: Callable[[Readers], bool]) -> SparseVector:
+        """The query's side of the score, for somebody who reads the rows that ``may_read`` tells; empty when
+        none of them has any of its words."""
+        terms = Counter(_terms(text))
+        with self._lock:
+            readable = [counts for readers, counts in self._counts.items() if may_read(readers)]
+            num_rows = sum(counts.num_rows for counts in readable)
+            rows_of = {term: sum(counts.rows_of[term] for counts in readable) for term in terms}
+        return {term: terms[term] * _idf(rows, num_rows) for term, rows in rows_of.items() if rows}
+
+
+def _idf(rows: int, num_rows: int) -> float:
+    return math.log(1 + (num_rows - rows + 0.5) / (rows + 0.5))
 
 
 def _terms(text: str) -> list[int]:

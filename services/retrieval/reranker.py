@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +14,8 @@ from safetensors import SafetensorError
 
 from services.retrieval.transformer_embedder import num_positions
 from shared.errors import ConfigError
+from shared.indexable import text_of
+from shared.search import SearchHit
 
 _PAIRS_PER_STEP = 16
 
@@ -77,3 +80,17 @@ class CrossEncoder:
             for i, logit in zip(step, self._model(**batch).logits[:, 0].tolist(), strict=True):
                 scores[i] = logit
         return scores
+
+
+@dataclass(frozen=True, slots=True)
+class Reranking:
+    """``by`` reads at least the first ``depth`` of what was found."""
+
+    by: Reranker
+    depth: int
+
+    def ordered(self, query: str, hits: Sequence[SearchHit]) -> tuple[SearchHit, ...]:
+        """In the order, and with the scores, that the cross-encoder gives them."""
+        scores = self.by.scores(query, [text_of(hit) for hit in hits])
+        judged = [replace(hit, score=score) for hit, score in zip(hits, scores, strict=True)]
+        return tuple(sorted(judged, key=lambda hit: -hit.score))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from services.retrieval.filters import TERMS_FIELD
+from services.retrieval.filters import TERMS_FIELD, readers_in, with_readers
 from services.retrieval.languages import is_english
-from shared.errors import InvalidRequest
 from shared.identity import digest
 from shared.indexable import (
-    MAX_FIELD_BYTES,
     OTHER_LANGUAGE,
     check_indexable,
     encode_terms,
@@ -23,10 +22,9 @@ from shared.indexable import (
 )
 from shared.search import Block, IndexedChunk, IndexedDocument, SearchHit
 
-MAX_QUERIES = 256
 KEY_LEN = 40
 _CHUNKS_READ = 32  # to tell the language
-OUTPUT_FIELDS = ["row_id", "content", "payload"]
+OUTPUT_FIELDS = ["row_id", "content", "payload", TERMS_FIELD]
 
 
 def document_key(document_id: str) -> str:
@@ -35,7 +33,8 @@ def document_key(document_id: str) -> str:
 
 
 def revision_of(document: IndexedDocument) -> str:
-    """Equal for equal content; tells the rows of one version of a document from those of another."""
+    """Equal for equal content, whoever may read it; tells the rows of one version of a document from those of
+    another."""
     chunks = [
         [c.chunk_id, c.text, pack_ids(c.token_ids), c.heading, c.char_start, c.char_end, *_blocks(c)]
         for c in document.chunks  # a chunk's id says what it stands behind
@@ -74,7 +73,7 @@ def rows_of(tenant: str, collection: str, document: IndexedDocument) -> list[dic
             "payload": payload_of(document, chunk),
             **shared,
         }
-        rows.append(row)
+        rows.append(with_readers(row, chunk.readers))
     return rows
 
 
@@ -91,6 +90,7 @@ def hit_of(row: Mapping[str, Any], score: float) -> SearchHit:
         parent_id=stored.get("parent_id", ""),
         place=stored.get("place", 0),
         block=Block(*stored["block"]) if stored.get("block") else None,
+        readers=readers_in(row),
     )
     return SearchHit(
         chunk=chunk,
@@ -102,6 +102,23 @@ def hit_of(row: Mapping[str, Any], score: float) -> SearchHit:
         prefix_hash=stored.get("prefix_hash", ""),
         template_hash=stored.get("template_hash", ""),
         kv_context=stored.get("kv_context", ""),
+    )
+
+
+def ranked_hits(
+    rows: Mapping[str, SearchHit],
+    rankings: Sequence[Sequence[tuple[str, float]]],
+    similarities: Sequence[Sequence[tuple[str, float]]],
+) -> tuple[tuple[SearchHit, ...], ...]:
+    """Those of ``rankings``, which are row ids with their scores, that are among ``rows``."""
+
+    def hit(key: str, score: float, similar: dict[str, float]) -> SearchHit:
+        least = min(similar.values(), default=None)
+        return replace(rows[key], score=score, similarity=similar.get(key, least))
+
+    return tuple(
+        tuple(hit(key, score, dict(similar)) for key, score in ranking if key in rows)
+        for ranking, similar in zip(rankings, similarities, strict=True)
     )
 
 
@@ -117,17 +134,3 @@ def _blocks(chunk: IndexedChunk) -> list[Any]:
 
 def _digest(*parts: str) -> str:
     return digest(*(part.encode("utf-8", "surrogatepass") for part in parts), size=KEY_LEN // 2)
-
-
-def check_queries(queries: Sequence[str]) -> None:
-    """
-    Raises:
-        InvalidRequest: there are too many or none, or one of them cannot be searched for.
-    """
-    if not 1 <= len(queries) <= MAX_QUERIES:
-        raise InvalidRequest(f"queries: 1 to {MAX_QUERIES}, got {len(queries)}")
-    for i, query in enumerate(queries):
-        if not query.strip():
-            raise InvalidRequest(f"queries[{i}]: is empty")
-        if len(query.encode()) > MAX_FIELD_BYTES:
-            raise InvalidRequest(f"queries[{i}]: longer than {MAX_FIELD_BYTES} bytes")

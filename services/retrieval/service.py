@@ -9,21 +9,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 
+from services.retrieval.asked import AskedSearch, check_queries
 from services.retrieval.collection import MAX_K, Ranked
 from services.retrieval.embedder import Embedder, Vectors
 from services.retrieval.embedders import Embedders, Load
 from services.retrieval.filters import expression
 from services.retrieval.index import MilvusIndex
-from services.retrieval.reranker import Reranker
-from services.retrieval.rows import check_queries, in_other_language
+from services.retrieval.reranker import Reranking
+from services.retrieval.rows import in_other_language, ranked_hits
 from shared.errors import FailedPrecondition, InvalidRequest, NotFound
-from shared.indexable import check_indexable, searchable_text, text_of
+from shared.indexable import check_indexable, searchable_text
+from shared.principals.principal import Principal
 from shared.ranking import fuse_scores
+from shared.readers import NOBODY, check_reads_everything, checked_readers
 from shared.request import RequestContext, check_name
 from shared.search import (
     CollectionInfo,
@@ -35,6 +37,8 @@ from shared.search import (
     SearchMode,
     SearchResult,
 )
+from shared.tracing.names import NUM_CHUNKS
+from shared.tracing.spans import Attributes, span, traced
 
 _TEXTS_PER_STEP = 16
 _READERS = 4
@@ -42,22 +46,6 @@ ENGLISH_ALONE = ("en",)
 _OTHER_EMBEDDER = "set retrieval.embedder to a multilingual one, or search by --search bm25"
 _LEAST_DEPTH = 64  # of both rankings that hybrid fuses
 ResultT = TypeVar("ResultT")
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    queries: tuple[str, ...]
-    k: int
-    mode: SearchMode
-    where: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reranking:
-    """``by`` reads at least the first ``depth`` of what was found."""
-
-    by: Reranker
-    depth: int
 
 
 class RetrievalService:
@@ -104,17 +92,18 @@ class RetrievalService:
             raise InvalidRequest(f"k: at most {MAX_K}, got {k}")
         mode = self._mode(mode)
         where = expression(filters)
-        asked = _Asked(tuple(queries), k or self._default_k, mode, where)
-        name = (await self._read(self._index.searched, ctx.tenant, collection)).searched
+        asked = AskedSearch(tuple(queries), k or self._default_k, mode, where, ctx.principal)
+        of = (ctx.tenant, collection, ctx.principal)
+        name = (await self._read(self._index.searched, *of)).searched
         try:
             rankings = await self._search(ctx, collection, name, asked)
         except NotFound:  # another one took its place meanwhile
-            name = (await self._read(self._index.searched, ctx.tenant, collection)).searched
+            name = (await self._read(self._index.searched, *of)).searched
             rankings = await self._search(ctx, collection, name, asked)
         return SearchResult(rankings, mode)
 
     async def _search(
-        self, ctx: RequestContext, collection: str, name: str, asked: _Asked
+        self, ctx: RequestContext, collection: str, name: str, asked: AskedSearch
     ) -> tuple[tuple[SearchHit, ...], ...]:
         """In the Milvus collection ``name``."""
         hybrid = asked.mode is SearchMode.HYBRID
@@ -122,38 +111,35 @@ class RetrievalService:
         depth = min(MAX_K, max(4 * num, _LEAST_DEPTH)) if hybrid else num
         halves: list[Awaitable[list[Ranked]]] = []
         if asked.mode is not SearchMode.BM25:
-            halves.append(self._dense(name, collection, asked, depth))
+            halves.append(
+                traced(ctx, "search dense", lambda _: self._dense(name, collection, asked, depth), _num)
+            )
         if asked.mode is not SearchMode.DENSE:
-            halves.append(self._read(self._index.search_bm25, name, asked.queries, depth, asked.where))
+            sparse = (self._index.search_bm25, name, asked.queries, depth, asked.where, asked.who)
+            halves.append(traced(ctx, "search sparse", lambda _: self._read(*sparse), _num))
         found = await asyncio.gather(*halves)
         rankings = found[0]
-        if hybrid:
-            rankings = [fuse_scores(both, depth, self._weights) for both in zip(*found, strict=True)]
-        ctx.check_deadline("searching")
-        similarities = found[0] if asked.mode is not SearchMode.BM25 else [[] for _ in rankings]
-        hits = await self._hits(name, [r[:num] for r in rankings], similarities)
+        with span(ctx, "fuse") as stage:
+            if hybrid:
+                rankings = [fuse_scores(both, depth, self._weights) for both in zip(*found, strict=True)]
+            ctx.check_deadline("searching")
+            similarities = found[0] if asked.mode is not SearchMode.BM25 else [[] for _ in rankings]
+            hits = await self._hits(name, [r[:num] for r in rankings], similarities, asked.who)
+            stage.set(_num(hits))
         if self._reranking is None:
             return hits
-        reranked = [
-            await self._reranked(ctx, query, found, self._reranking.by)
-            for query, found in zip(asked.queries, hits, strict=True)
-        ]
+        reranked = []
+        for query, found_hits in zip(asked.queries, hits, strict=True):
+            ctx.check_deadline("reranking")
+            with span(ctx, "rerank", {NUM_CHUNKS: len(found_hits)}):
+                reranked.append(await self._run(self._embedding, self._reranking.ordered, query, found_hits))
         return tuple(found[: asked.k] for found in reranked)
-
-    async def _reranked(
-        self, ctx: RequestContext, query: str, hits: tuple[SearchHit, ...], by: Reranker
-    ) -> tuple[SearchHit, ...]:
-        """In the order, and with the scores, that the cross-encoder gives them."""
-        ctx.check_deadline("reranking")
-        scores = await self._run(self._embedding, by.scores, query, [text_of(hit) for hit in hits])
-        judged = [replace(hit, score=score) for hit, score in zip(hits, scores, strict=True)]
-        return tuple(sorted(judged, key=lambda hit: -hit.score))
 
     async def index(
         self, ctx: RequestContext, collection: str, document: IndexedDocument, anew: bool = False
     ) -> IndexChange:
-        """Makes exactly these chunks of the document searchable; nothing is embedded where they are already.
-        ``anew``: the whole collection is being indexed, and searched as before until
+        """Makes exactly these chunks of the document searchable, for these readers; nothing is embedded where
+        they are already. ``anew``: the whole collection is being indexed, and searched as before until
         ``adopt``."""
         check_name("collection", collection)
         if not document.document_id:
@@ -161,19 +147,24 @@ class RetrievalService:
         if not document.chunks:
             raise InvalidRequest("chunks: a document without chunks cannot be indexed; unindex it instead")
         check_indexable(document)
+        whose = (ctx.tenant, collection, document.document_id, ctx.principal)
+        await self._read(self._index.check_may_change, *whose)
         places = await self._read(self._index.places, ctx.tenant, collection)
         targets = {places.own: self._embedder}
         if places.replacing and not anew:
             targets[places.searched] = await self._embedder_of(places.searched, collection)
         changed = False
         for name, embedder in targets.items():
-            if not await self._read(self._index.is_current, name, document):
+            of = (name, ctx.tenant, collection, document)
+            if await self._read(self._index.is_current, *of):
+                continue
+            if await self._read(self._index.has_content, name, document):
+                await self._run(self._writing, self._index.put_readers, *of)
+            else:
                 texts = [searchable_text(document, chunk) for chunk in document.chunks]
                 vectors = await self._embed(ctx, embedder, texts)
-                await self._run(
-                    self._writing, self._index.put, name, ctx.tenant, collection, document, vectors
-                )
-                changed = True
+                await self._run(self._writing, self._index.put, *of, vectors)
+            changed = True
         return IndexChange(changed, self._warnings(document) if changed else ())
 
     def _warnings(self, document: IndexedDocument) -> tuple[str, ...]:
@@ -190,24 +181,39 @@ class RetrievalService:
 
     async def adopt(self, ctx: RequestContext, collection: str) -> int:
         """Searches what the configured embedder indexed from now on, and drops what others did; returns how
-        many indexes were dropped."""
+        many indexes were dropped.
+
+        Raises:
+            PermissionDenied: what is dropped may hold documents that the caller cannot have indexed anew.
+        """
         check_name("collection", collection)
+        check_reads_everything(ctx.principal, "replacing an index")
         return await self._run(self._writing, self._index.adopt, ctx.tenant, collection)
 
     async def unindex(self, ctx: RequestContext, collection: str, document_ids: Sequence[str]) -> int:
         """Returns how many chunks were removed; unknown documents and collections have none."""
         check_name("collection", collection)
-        return await self._run(
-            self._writing, self._index.remove, ctx.tenant, collection, list(dict.fromkeys(document_ids))
-        )
+        ids = list(dict.fromkeys(document_ids))
+        return await self._run(self._writing, self._index.remove, ctx.tenant, collection, ids, ctx.principal)
+
+    async def restrict(
+        self, ctx: RequestContext, collection: str, document_id: str, readers: Sequence[str]
+    ) -> int:
+        """Lets only those find the document, until it is indexed again, who are among ``readers`` as well;
+        returns how many of its chunks have fewer readers now. Raises ``DocumentTaken`` as ``index``."""
+        check_name("collection", collection)
+        groups = checked_readers("readers", readers) if tuple(readers) != NOBODY else NOBODY
+        of = (ctx.tenant, collection, document_id)
+        await self._read(self._index.check_may_change, *of, ctx.principal)
+        return await self._run(self._writing, self._index.restrict, *of, groups)
 
     async def list_collections(self, ctx: RequestContext) -> list[CollectionInfo]:
-        return await self._read(self._index.collections, ctx.tenant)
+        return await self._read(self._index.collections, ctx.tenant, ctx.principal)
 
     async def list_indexed(self, ctx: RequestContext, collection: str) -> IndexedIds:
         """The documents that the index holds; none for an unknown collection."""
         check_name("collection", collection)
-        return await self._read(self._index.documents, ctx.tenant, collection)
+        return await self._read(self._index.documents, ctx.tenant, collection, ctx.principal)
 
     async def shortcomings(self) -> str:
         """What an operator should do something about; empty: nothing."""
@@ -253,29 +259,21 @@ class RetrievalService:
             )
         return asked
 
-    async def _dense(self, name: str, collection: str, asked: _Asked, depth: int) -> list[Ranked]:
+    async def _dense(self, name: str, collection: str, asked: AskedSearch, depth: int) -> list[Ranked]:
         embedder = await self._embedder_of(name, collection)
         vectors = await self._run(self._embedding, embedder.embed_queries, list(asked.queries))
-        return await self._read(self._index.search_dense, name, vectors, depth, asked.where)
+        return await self._read(self._index.search_dense, name, vectors, depth, asked.where, asked.who)
 
     async def _embedder_of(self, name: str, collection: str) -> Embedder:
         return await self._read(self._embedders.of, name, collection, self._index.settings_of)
 
     async def _hits(
-        self, name: str, rankings: list[Ranked], similarities: list[Ranked]
+        self, name: str, rankings: list[Ranked], similarities: list[Ranked], who: Principal
     ) -> tuple[tuple[SearchHit, ...], ...]:
-        """A row that was removed since it was found is left out."""
+        """A row that was removed since it was found, or lost this reader, is left out."""
         keys = list(dict.fromkeys(key for ranking in rankings for key, _ in ranking))
-        rows = await self._read(self._index.fetch, name, keys) if keys else {}
-
-        def hit(key: str, score: float, similar: dict[str, float]) -> SearchHit:
-            least = min(similar.values(), default=None)
-            return replace(rows[key], score=score, similarity=similar.get(key, least))
-
-        return tuple(
-            tuple(hit(key, score, dict(similar)) for key, score in ranking if key in rows)
-            for ranking, similar in zip(rankings, similarities, strict=True)
-        )
+        rows = await self._read(self._index.fetch, name, keys, who) if keys else {}
+        return ranked_hits(rows, rankings, similarities)
 
     async def _embed(self, ctx: RequestContext, embedder: Embedder, texts: list[str]) -> Vectors:
         steps = []
@@ -295,3 +293,7 @@ class RetrievalService:
         self, threads: ThreadPoolExecutor, call: Callable[..., ResultT], *args: object
     ) -> asyncio.Future[ResultT]:
         return asyncio.get_running_loop().run_in_executor(threads, call, *args)
+
+
+def _num(found: Sequence[Sequence[object]]) -> Attributes:
+    return {NUM_CHUNKS: sum(map(len, found))}

@@ -23,6 +23,7 @@ from shared.locks import Locks
 from shared.request import RequestContext
 from shared.selection.scoring import Scorer
 from shared.threads import call_on
+from shared.tracing.spans import is_traced
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +34,15 @@ Ids = tuple[int, ...]
 @dataclass(frozen=True, slots=True)
 class Found:
     """``segments`` of the chunks asked for, in their order. ``num_isolated``: those that should stand behind
-    others, of which nothing is known."""
+    others, of which nothing is known; ``num_loaded``, ``num_encoded``: those that were stored, or
+    computed."""
 
     segments: list[Segment]
     load_s: float
     encode_s: float
     num_isolated: int = 0
+    num_loaded: int = 0
+    num_encoded: int = 0
 
 
 @dataclass(slots=True)
@@ -68,13 +72,14 @@ class AuxiliaryKv:
         model_thread: WorkerThread,
         resident_bytes: int,
         loader_threads: int,
+        resident_floor: float = 0.0,
     ) -> None:
         self._scorer, self._prefix_ids, self._thread = scorer, prefix_ids, model_thread
         self._chains = chains
         self._loader = Loader(source, scorer.spec, loader_threads)
         self._locks = Locks()
         self._write_back_bytes = 0  # of write-backs that are not durable yet
-        self.resident = Resident(resident_bytes)
+        self.resident = Resident(resident_bytes, resident_floor)
         self.counts = Counts()
 
     async def segments(self, ctx: RequestContext, placed: Sequence[Placed]) -> Found:
@@ -87,6 +92,7 @@ class AuxiliaryKv:
         found, alone = self._at_hand(wanted), dict[str, Segment]()
         self.counts.resident += len(found)
         load_s = encode_s = 0.0
+        num_loaded = num_encoded = 0
         if missing := sorted(wanted.keys() - found):
             async with AsyncExitStack() as held:
                 # in order, so that two who want the same chunks never wait for each other
@@ -95,14 +101,17 @@ class AuxiliaryKv:
                 found |= self._at_hand(missing)
                 began = time.monotonic()
                 loaded = await self._load(
-                    {key: len(wanted[key].chunk.token_ids) for key in missing if key not in found}
+                    {key: len(wanted[key].chunk.token_ids) for key in missing if key not in found},
+                    ctx.traceparent if is_traced(ctx) else "",
                 )
+                num_loaded = sum(one.segment is not None for one in loaded)
+                num_encoded = len(loaded) - num_loaded
                 loaded_s = time.monotonic()
                 load_s = loaded_s - began
                 for one in loaded:
                     if one.segment is not None:
                         found[one.key] = one.segment
-                        self.resident.put(one.key, one.segment)
+                        self.resident.put(one.key, one.segment, ctx.tenant)
                 for one in loaded:
                     if one.segment is None:
                         index = [p.chunk.chunk_id for p in placed].index(one.key)
@@ -113,7 +122,7 @@ class AuxiliaryKv:
         num_isolated = sum(one.isolated or one.chunk.chunk_id in alone for one in placed)
         nothing = Segment(self._scorer.spec, 0)
         segments = [found[one.chunk.chunk_id] if one.chunk.chunk_id else nothing for one in placed]
-        return Found(segments, load_s, encode_s, num_isolated)
+        return Found(segments, load_s, encode_s, num_isolated, num_loaded, num_encoded)
 
     async def keep(
         self, ctx: RequestContext, placed: Placed, index: int, near: dict[str, Segment]
@@ -152,6 +161,8 @@ class AuxiliaryKv:
                         segment,
                         replace=checked.broken,
                         write_back=False,
+                        tenant=ctx.tenant,
+                        parent_id=chunk.parent_id,
                     ),
                     tell,
                 ),
@@ -174,12 +185,12 @@ class AuxiliaryKv:
     def _at_hand(self, keys: Iterable[str]) -> dict[str, Segment]:
         return {key: segment for key in keys if (segment := self.resident.get(key)) is not None}
 
-    async def _load(self, chunk_lens: dict[str, int]) -> list[Loaded]:
+    async def _load(self, chunk_lens: dict[str, int], traceparent: str = "") -> list[Loaded]:
         """One answer per chunk."""
         if not chunk_lens:
             return []
         loaded: list[Loaded] = await _told(
-            lambda tell: self._loader.load(chunk_lens, tell), len(chunk_lens), Loaded
+            lambda tell: self._loader.load(chunk_lens, tell, traceparent=traceparent), len(chunk_lens), Loaded
         )
         self.counts.loaded += sum(one.segment is not None for one in loaded)
         return loaded
@@ -201,10 +212,10 @@ class AuxiliaryKv:
         if lost.key not in found:  # another chunk of the request may stand behind it
             behind = await self._segments_of(ctx, Turn.QUESTION, chain, index, found)
             found[lost.key] = await self._encode(ctx, Turn.QUESTION, token_ids, behind, index)
-        self._write_back(lost, token_ids, found[lost.key])
+        self._write_back(ctx, lost, placed.chunk, found[lost.key])
         for key in (*(link.chunk_id for link in chain), lost.key):
             if key in found:
-                self.resident.put(key, found[key])
+                self.resident.put(key, found[key], ctx.tenant)
         return True
 
     async def _alone(self, ctx: RequestContext, placed: Placed, index: int) -> Segment:
@@ -216,8 +227,8 @@ class AuxiliaryKv:
             segment = loaded.segment
             if segment is None:
                 segment = await self._encode(ctx, Turn.QUESTION, chunk.token_ids, (), index)
-                self._write_back(loaded, chunk.token_ids, segment)
-            self.resident.put(chunk.chunk_id, segment)
+                self._write_back(ctx, loaded, chunk, segment)
+            self.resident.put(chunk.chunk_id, segment, ctx.tenant)
         return segment
 
     async def _segments_of(
@@ -252,7 +263,7 @@ class AuxiliaryKv:
         self.counts.encoded += 1
         return segment
 
-    def _write_back(self, lost: Loaded, token_ids: Ids, segment: Segment) -> None:
+    def _write_back(self, ctx: RequestContext, lost: Loaded, chunk: Chunk, segment: Segment) -> None:
         """A store that takes nothing must not fill the memory with what waits for it: that is computed again
         some time."""
         if self._write_back_bytes + segment.num_bytes > self.resident.capacity_bytes:
@@ -269,7 +280,14 @@ class AuxiliaryKv:
 
         self._loader.save(
             ComputedChunk(
-                lost.key, self._prefix_ids, token_ids, segment, replace=lost.broken, write_back=True
+                lost.key,
+                self._prefix_ids,
+                chunk.token_ids,
+                segment,
+                replace=lost.broken,
+                write_back=True,
+                tenant=ctx.tenant,
+                parent_id=chunk.parent_id,
             ),
             lambda saved: call_on(loop, written, saved),
         )

@@ -23,6 +23,7 @@ from shared.generation.asked import Chunk, chain_of
 from shared.generation.selection import SelectionChunk, SelectionLink
 from shared.identity import chunk_identity
 from shared.kv_types import Chain
+from shared.readers import reads_everything
 from shared.request import RequestContext
 from shared.selection.limits import Limits
 from shared.selection.selector import PairedChunk, Selector
@@ -36,6 +37,7 @@ class ChainStore(Protocol):
     """The part of ``shared.kv_stores.NodeFiles`` that is used here."""
 
     async def chain(self, ctx: RequestContext, parent_id: str) -> Chain | None: ...
+    async def readable(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[str]: ...
 
 
 class Front(NamedTuple):
@@ -125,6 +127,8 @@ class Chains:
             return NOTHING
         if told.context:
             return await self._read(ctx, turn, told.context)
+        if not await self._may_read(ctx, told.parent_id):
+            return None
         key = (ctx.tenant, told.parent_id)
         if key in self._fronts:
             self._fronts.move_to_end(key)
@@ -160,6 +164,15 @@ class Chains:
         while len(self._fronts) > _FRONTS_KEPT:
             self._fronts.popitem(last=False)
         return known
+
+    async def _may_read(self, ctx: RequestContext, parent_id: str) -> bool:
+        if reads_everything(ctx.principal) or self._store is None:
+            return True
+        try:
+            return bool(await self._store.readable(ctx, [parent_id]))
+        except KvquiltError as error:
+            log.warning("what stands behind %s is read without it: %s", parent_id, error.detail)
+            return False
 
     async def _asked(self, ctx: RequestContext, parent_id: str) -> Chain | None:
         """The store's answer, if it is to be believed."""

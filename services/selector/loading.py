@@ -12,6 +12,7 @@ from shared.engine_config import EngineConfig
 from shared.errors import ConfigError
 from shared.kv_stores import NodeFiles
 from shared.prompt import PromptTokenizer
+from shared.seals import seal_keys_of
 from shared.selection.auxiliary import load_auxiliary
 from shared.stored_segments.files import KvShape
 from shared.stored_segments.source import StoreSegmentSource
@@ -38,9 +39,8 @@ def load_selector(
     auxiliary = load_auxiliary(config.model, EngineConfig(dtype=config.dtype))
     source: SegmentSource = NoSource()
     if store is not None:
-        source = StoreSegmentSource(
-            store, node_id, loop, KvShape.of_model(auxiliary.scorer, auxiliary.prompts.hash)
-        )
+        shape = KvShape.of_model(auxiliary.scorer, auxiliary.prompts.hash)
+        source = StoreSegmentSource(store, node_id, loop, shape, keys=seal_keys_of(config.auth))
     service = SelectorService(config, auxiliary, primary, source, store)
     log.info("selecting by %s, fingerprint %s", config.model, auxiliary.scorer.fingerprint)
     return service

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 
 import numpy as np
 
@@ -24,12 +24,16 @@ from shared.generation.selection import (
     SelectionOrder,
     SelectionTimings,
 )
+from shared.metrics import table
+from shared.metrics.recorder import MetricReading
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
 from shared.selection.auxiliary import Auxiliary
 from shared.selection.grouping import num_asked
 from shared.selection.selector import PairedChunk, Selection, Selector, is_open
 from shared.selection.spans import SpanTokenizer
+from shared.tracing.names import NUM_CHUNKS, NUM_ENCODED, NUM_LOADED, NUM_QUESTIONS
+from shared.tracing.spans import span
 
 
 class SelectorService:
@@ -62,31 +66,43 @@ class SelectorService:
             self._model,
             config.resident_bytes,
             config.loader_threads,
+            config.resident_floor,
         )
+
+    def resident_chunk_ids(self) -> Sequence[str]:
+        return self.kv.resident.keys()
+
+    def forget(self, chunk_ids: Sequence[str]) -> None:
+        """Lets go of these chunks' KV; who uses it goes on."""
+        self.kv.resident.forget(chunk_ids)
 
     async def select(self, ctx: RequestContext, order: SelectionOrder) -> tuple[SelectedTokens, ...]:
         """See ``shared.clients.selection.SelectionClient.select``."""
         began = time.monotonic()
         self._check(order.chunks, order.questions, order.ratio)
         async with ctx.until_deadline("selecting tokens"):
-            paired = await self._tokenizers.run(
-                ctx, Turn.QUESTION, lambda: [self._pair(chunk) for chunk in order.chunks]
-            )
-            placing = Placing(self._chains, ctx, Turn.QUESTION)
-            needed = zip(order.chunks, paired, strict=True) if is_open(paired, order.ratio) else ()
-            placed = [await placing.place(chunk, pair) for chunk, pair in needed]
-            found = await self.kv.segments(ctx, placed)
+            with span(ctx, "pair", {NUM_CHUNKS: len(order.chunks)}) as stage:
+                paired = await self._tokenizers.run(
+                    stage.ctx, Turn.QUESTION, lambda: [self._pair(chunk) for chunk in order.chunks]
+                )
+                placing = Placing(self._chains, stage.ctx, Turn.QUESTION)
+                needed = zip(order.chunks, paired, strict=True) if is_open(paired, order.ratio) else ()
+                placed = [await placing.place(chunk, pair) for chunk, pair in needed]
+            with span(ctx, "auxiliary kv", {NUM_CHUNKS: len(placed)}) as stage:
+                found = await self.kv.segments(stage.ctx, placed)
+                stage.set({NUM_LOADED: found.num_loaded, NUM_ENCODED: found.num_encoded})
             asked = time.monotonic()
-            selections = await self._model.run(
-                ctx,
-                Turn.QUESTION,
-                lambda: [
-                    self._selector.select(
-                        paired, found.segments, question, order.ratio, order.grouping, order.reading
-                    )
-                    for question in order.questions
-                ],
-            )
+            with span(ctx, "score", {NUM_QUESTIONS: len(order.questions)}) as stage:
+                selections = await self._model.run(
+                    stage.ctx,
+                    Turn.QUESTION,
+                    lambda: [
+                        self._selector.select(
+                            paired, found.segments, question, order.ratio, order.grouping, order.reading
+                        )
+                        for question in order.questions
+                    ],
+                )
         ended = time.monotonic()
         timings = SelectionTimings(found.load_s, found.encode_s, ended - asked, ended - began)
         return tuple(_selected(selection, timings, found.num_isolated) for selection in selections)
@@ -136,6 +152,14 @@ class SelectorService:
             "written_chunks": str(counts.written),
             "waiting_requests": str(self._model.num_waiting),
         }
+
+    def readings(self) -> Iterator[MetricReading]:
+        """For metrics, from any thread."""
+        counts = self.kv.counts
+        yield MetricReading(table.SELECTOR_WAITING, self._model.num_waiting)
+        yield MetricReading(table.SELECTOR_RESIDENT_BYTES, self.kv.resident.num_bytes)
+        for event in ("resident", "loaded", "encoded", "written"):
+            yield MetricReading(table.SELECTOR_CHUNKS, getattr(counts, event), {"event": event})
 
     async def close(self) -> None:
         """Waits for what is being computed and written."""

@@ -10,9 +10,11 @@ import ray
 from ray.exceptions import RayError
 
 from shared.clients.kv_node import NodeFilesClient
-from shared.clients.own_node import OwnNode
+from shared.clients.own_node import AgentConnection, OwnNode
 from shared.clients.serve_transport import ServeTransport
 from shared.errors import Unavailable
+from shared.principals.credentials import ServiceIdentity
+from shared.principals.services import credentials_of
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +26,12 @@ def actor_name(node_id: str) -> str:
     return f"kvquilt-kv-agent-{node_id}"
 
 
-def own_node(application: str, node_id: str) -> OwnNode:
-    """The store ``application`` on node ``node_id``, which the caller runs on."""
-    return OwnNode(partial(agent_address, node_id), NodeFilesClient(ServeTransport(application)))
+def own_node(application: str, node_id: str, identity: ServiceIdentity | None = None) -> OwnNode:
+    """The store ``application`` on node ``node_id``, which the caller runs on. ``identity``: of the
+    caller."""
+    connect = partial(AgentConnection, credentials=credentials_of(identity))
+    front = NodeFilesClient(ServeTransport(application, identity))
+    return OwnNode(partial(agent_address, node_id), front, connect)
 
 
 async def agent_address(node_id: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from protos.kvquilt.v1 import generation_pb2
 from shared.clients.service import ServiceClient, meta_of
 from shared.clients.transport import ClientStreaming
-from shared.generation.described import ModelDescription, PrefilledChunk
+from shared.generation.described import ModelDescription, PrefilledChunk, RecomputedChunk
 from shared.generation.forest import Edit
 from shared.generation.orders import ForestOrder, GenerationOrder
 from shared.generation.pieces import Piece
@@ -16,7 +16,7 @@ from shared.request import RequestContext
 from shared.streams import mapped, until
 from shared.wire.asked import forest_to_pb, order_to_pb, piece_to_pb, prefix_to_pb
 from shared.wire.forest import COMMANDS, EXPLORED
-from shared.wire.told import GENERATED, MODEL, PREFILLED
+from shared.wire.told import GENERATED, MODEL, PREFILLED, RECOMPUTED
 
 APPLICATION = "generator"
 SERVICE = "kvquilt.v1.Generation"
@@ -55,6 +55,19 @@ class GenerationClient(ServiceClient):
             chained=chained,
         )
         return self.follow(ctx, "Prefill", request, generation_pb2.PrefillResponse, PREFILLED.of)
+
+    def recompute(
+        self, ctx: RequestContext, chunks: Sequence[Piece], prefix: Piece | None = None
+    ) -> AsyncGenerator[RecomputedChunk, None]:
+        """Computes the KV of stored chunks once more and tells how far it is from what is stored; in order.
+
+        Raises:
+            NotFound: a chunk is not stored.
+        """
+        request = generation_pb2.RecomputeRequest(
+            prefix=prefix_to_pb(prefix), chunks=map(piece_to_pb, chunks)
+        )
+        return self.follow(ctx, "Recompute", request, generation_pb2.RecomputeResponse, RECOMPUTED.of)
 
     def generate(self, ctx: RequestContext, order: GenerationOrder) -> AsyncGenerator[GenerationEvent, None]:
         """Tokens of all branches as they come; the last value is ``DoneEvent``.

@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from shared import errors
 from shared.clients.transport import ResponseT
 from shared.patience import RetryPauses, patient_stream
+from shared.principals.credentials import Credentials, no_credentials
 from shared.status import DETAILS_KEY, from_status
 
 CHANNEL_OPTIONS = (
@@ -39,15 +40,22 @@ class GrpcTransport:
 
     ``patience_s``: how long a call that fails as unavailable before anything came back is made again, if its
     time lets it; for services whose calls change nothing. Calls that send a stream are never repeated.
+    ``credentials``: by which every call says who makes it.
     """
 
     def __init__(
-        self, channel: grpc.aio.Channel, service: str, application: str, patience_s: float = 0.0
+        self,
+        channel: grpc.aio.Channel,
+        service: str,
+        application: str,
+        patience_s: float = 0.0,
+        credentials: Credentials = no_credentials,
     ) -> None:
         self._channel = channel
         self._service = service
         self._metadata = (("application", application),)
         self._patience_s = patience_s
+        self._credentials = credentials
 
     async def unary(
         self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float
@@ -117,7 +125,7 @@ class GrpcTransport:
             request_serializer=_serialize,
             response_deserializer=response_type.FromString,
         )
-        return partial(call, metadata=self._metadata)
+        return partial(call, metadata=(*self._metadata, *self._credentials()))
 
 
 def error_of(error: grpc.aio.AioRpcError) -> errors.KvquiltError:

@@ -14,7 +14,8 @@ from shared.clients.kv_store import APPLICATION, KvStoreClient
 from shared.clients.kv_store import SERVICE as STORE_SERVICE
 from shared.clients.service import ServiceClient
 from shared.clients.transport import Transport
-from shared.kv_types import Chain, ChunkPage, DeletedChunks, OpenedChunk, PeerCopy, PinnedChunks
+from shared.kv_types import Chain, ChunkPage, DeletedChunks, OpenedChunk, Origin, PeerCopy, PinnedChunks
+from shared.principals.credentials import Credentials, no_credentials
 from shared.request import RequestContext
 from shared.wire.kv_store import CHAIN, CHUNK_PAGE, DELETED, OPENED, PEER_COPY
 
@@ -56,6 +57,7 @@ class NodeFilesClient:
         path: str,
         replace: bool = False,
         write_back: bool = False,
+        origin: Origin | None = None,
     ) -> bool:
         """Gives the file at ``path``, in the staging directory of ``node_id``, to the store, which makes it
         durable.
@@ -66,7 +68,8 @@ class NodeFilesClient:
 
         Raises:
             CorruptData: the file is not a whole chunk file, or of another chunk.
-            InvalidRequest: ``path`` is not in the staging directory.
+            InvalidRequest: ``path`` is not in the staging directory, or by ``origin`` the file is another
+            chunk's, or another tenant's.
             StorageFull: no space left.
         """
         request = pb.AdoptRequest(
@@ -75,6 +78,9 @@ class NodeFilesClient:
             path=path,
             replace=replace,
             write_back=write_back,
+            origin=None
+            if origin is None or origin.stored
+            else pb.ChunkOrigin(prefix_ids=origin.prefix_ids, parent_id=origin.parent_id),
         )
         return (await self._node.ask(ctx, "Adopt", request, kv_store_pb2.PutResponse)).existed
 
@@ -83,6 +89,12 @@ class NodeFilesClient:
         it."""
         response = await self._node.ask(ctx, "Chain", pb.ChainRequest(parent_id=parent_id), pb.ChainResponse)
         return CHAIN.of(response.chain) if response.HasField("chain") else None
+
+    async def readable(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[str]:
+        """Those of documents that the caller may read. ``chunk_ids``: of chunks, of their auxiliary KV, or of
+        what chunks are computed behind."""
+        request = kv_store_pb2.ReadableRequest(chunk_ids=chunk_ids)
+        return [*(await self._node.ask(ctx, "Readable", request, kv_store_pb2.ReadableResponse)).chunk_ids]
 
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         """Starts bringing chunks to ``node_id`` (empty: to every node that asked for chunks lately) and
@@ -99,10 +111,12 @@ class AgentClient(NodeFilesClient, KvStoreClient):
         NodeFilesClient.__init__(self, node)
 
     @classmethod
-    def of(cls, channel: grpc.aio.Channel) -> AgentClient:
-        return cls(
-            GrpcTransport(channel, STORE_SERVICE, APPLICATION), GrpcTransport(channel, SERVICE, APPLICATION)
+    def of(cls, channel: grpc.aio.Channel, credentials: Credentials = no_credentials) -> AgentClient:
+        store, node = (
+            GrpcTransport(channel, service, APPLICATION, credentials=credentials)
+            for service in (STORE_SERVICE, SERVICE)
         )
+        return cls(store, node)
 
     async def list_page(self, ctx: RequestContext, start_after: str = "", limit: int = 0) -> ChunkPage:
         """Chunks of which the node has the truth; of home the object store's, too."""

@@ -154,6 +154,12 @@ class KvStoreClient(ServiceClient):
         response = await self.ask(ctx, "CountDocuments", request, pb.CountDocumentsResponse)
         return [ALIKE.of(count) for count in response.counts]
 
+    async def readable(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[str]:
+        """Those of documents that the caller may read. ``chunk_ids``: of chunks, of their auxiliary KV, or of
+        what chunks are computed behind."""
+        request = pb.ReadableRequest(chunk_ids=chunk_ids)
+        return [*(await self.ask(ctx, "Readable", request, pb.ReadableResponse)).chunk_ids]
+
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         """Starts bringing chunks to ``node_id`` (empty: to every node on which chunks were opened
         lately) and returns at once."""
@@ -164,10 +170,12 @@ class KvStoreClient(ServiceClient):
         """Counts what every tier holds, to the byte."""
         return STATS.of(await self.ask(ctx, "Stats", pb.StatsRequest(), pb.StatsResponse))
 
-    def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
+    def verify(
+        self, ctx: RequestContext, repair: bool = False, seal: bool = False
+    ) -> AsyncGenerator[VerifyProgress, None]:
         """Reads and verifies every copy in every tier; ``repair``: damaged ones are removed and restored from
-        good ones."""
-        request = pb.VerifyRequest(repair=repair)
+        good ones; ``seal``: those without a seal of the current key are given one."""
+        request = pb.VerifyRequest(repair=repair, seal=seal)
         return self.follow(ctx, "Verify", request, pb.VerifyProgress, VERIFIED.of)
 
     async def collect_garbage(

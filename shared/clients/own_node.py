@@ -14,9 +14,10 @@ import grpc
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.clients.kv_node import SERVICE, NodeFilesClient
 from shared.clients.kv_store import APPLICATION
-from shared.errors import FailedPrecondition, Unavailable
+from shared.errors import FailedPrecondition, Unauthenticated, Unavailable
 from shared.kv_stores import NodeFiles
-from shared.kv_types import Chain, OpenedChunk
+from shared.kv_types import Chain, OpenedChunk, Origin
+from shared.principals.credentials import Credentials, no_credentials
 from shared.request import RequestContext
 
 ResultT = TypeVar("ResultT")
@@ -33,9 +34,9 @@ class Connection(NodeFiles, Protocol):
 
 
 class AgentConnection(NodeFilesClient):
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: Credentials = no_credentials) -> None:
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        super().__init__(GrpcTransport(self._channel, SERVICE, APPLICATION))
+        super().__init__(GrpcTransport(self._channel, SERVICE, APPLICATION, credentials=credentials))
 
     async def close(self) -> None:
         await self._channel.close(grace=_GRACE_S)
@@ -74,6 +75,9 @@ class OwnNode:
     async def chain(self, ctx: RequestContext, parent_id: str) -> Chain | None:
         return await self._call(lambda node: node.chain(ctx, parent_id))
 
+    async def readable(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[str]:
+        return await self._call(lambda node: node.readable(ctx, chunk_ids))
+
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str:
         return await self._call(lambda node: node.stage(ctx, node_id))
 
@@ -85,11 +89,12 @@ class OwnNode:
         path: str,
         replace: bool = False,
         write_back: bool = False,
+        origin: Origin | None = None,
     ) -> bool:
         """Not repeated once the agent has taken the file: it may have stored it, and died before it said
         so."""
         return await self._call(
-            lambda node: node.adopt(ctx, chunk_id, node_id, path, replace, write_back),
+            lambda node: node.adopt(ctx, chunk_id, node_id, path, replace, write_back, origin),
             may_repeat=partial(asyncio.to_thread, Path(path).exists),
         )
 
@@ -103,7 +108,8 @@ class OwnNode:
                 break
             try:
                 return await call(connection)
-            except (Unavailable, FailedPrecondition):  # gone, or another node's agent is where it was
+            # gone, or another node's agent is where it was, or somebody else's
+            except (Unavailable, FailedPrecondition, Unauthenticated):
                 self._drop(connection)
                 if may_repeat is not None and not await may_repeat():
                     raise

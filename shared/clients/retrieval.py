@@ -62,6 +62,16 @@ class RetrievalClient(ServiceClient):
         request = retrieval_pb2.AdoptIndexRequest(collection=collection)
         return (await self.ask(ctx, "AdoptIndex", request, retrieval_pb2.AdoptIndexResponse)).num_replaced
 
+    async def restrict(
+        self, ctx: RequestContext, collection: str, document_id: str, readers: Sequence[str]
+    ) -> int:
+        """Lets only those find the document, until it is indexed again, who are among ``readers`` as well;
+        returns how many of its chunks have fewer readers now."""
+        request = retrieval_pb2.RestrictRequest(
+            collection=collection, document_id=document_id, readers=readers
+        )
+        return (await self.ask(ctx, "Restrict", request, retrieval_pb2.RestrictResponse)).num_chunks
+
     async def unindex(self, ctx: RequestContext, collection: str, document_ids: Sequence[str]) -> int:
         """Returns how many chunks were removed."""
         request = retrieval_pb2.UnindexRequest(collection=collection, document_ids=document_ids)

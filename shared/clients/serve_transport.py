@@ -14,20 +14,25 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from shared import errors
 from shared.clients.transport import ResponseT
 from shared.errors import KvquiltError
+from shared.principals.credentials import ServiceIdentity
+from shared.request import DEFAULT_TENANT
 
 
 class ServeTransport:
     """Calls the ingress deployment of ``application``. The handle is looked up at the first call, since
-    applications start in any order."""
+    applications start in any order. ``identity``: of the service that calls, which says itself who asks where
+    a request does not; None: nobody asks."""
 
-    def __init__(self, application: str) -> None:
+    def __init__(self, application: str, identity: ServiceIdentity | None = None) -> None:
         self._application = application
+        self._identity = identity
         self._handle: Any = None
 
     async def unary(
         self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float
     ) -> ResponseT:
         try:
+            self._introduce(request, timeout_s)
             call = getattr(self._options(stream=False), method).remote(request)
             response: ResponseT = await asyncio.wait_for(_result(call), timeout_s)
         except Exception as error:
@@ -40,6 +45,7 @@ class ServeTransport:
         responses: Any = None
         try:
             async with asyncio.timeout(timeout_s):
+                self._introduce(request, timeout_s)
                 responses = getattr(self._options(stream=True), method).remote(request)
                 async for response in responses:
                     yield response
@@ -48,6 +54,11 @@ class ServeTransport:
         finally:
             if responses is not None:
                 responses.cancel()  # dropping the object alone lets the callee run to its end
+
+    def _introduce(self, request: Any, lifetime_s: float) -> None:
+        """A request without a principal is the service's own: nobody asked for it."""
+        if self._identity is not None and not request.meta.principal:
+            request.meta.principal = self._identity.sign(request.meta.tenant or DEFAULT_TENANT, lifetime_s)
 
     def _options(self, stream: bool) -> Any:
         if self._handle is None:

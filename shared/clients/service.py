@@ -49,5 +49,7 @@ def meta_of(ctx: RequestContext) -> common_pb2.RequestMeta:
     return common_pb2.RequestMeta(
         request_id=ctx.request_id,
         tenant=ctx.tenant,
+        principal=ctx.signed,
         deadline_ms=max(1, min(int(ctx.remaining_s * 1000), 2**32 - 1)),
+        traceparent=ctx.traceparent,
     )

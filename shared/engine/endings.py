@@ -14,6 +14,7 @@ from shared.engine.jobs.job import BranchWork, Job
 from shared.engine.kv.memory import Memory, out_of_memory
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.request_queue import RequestQueue
+from shared.engine.stage_times import stages_of
 from shared.errors import InternalError, KvquiltError
 from shared.generation.told import DoneEvent, FailedEvent
 
@@ -31,11 +32,12 @@ class Endings:
 
     def finish(self, job: Job) -> None:
         self._forget(job)
-        job.emit(DoneEvent(job.usage(), job.clock.timings(time.monotonic())))
+        now = time.monotonic()
+        job.emit(DoneEvent(job.usage(), job.clock.timings(now), stages=stages_of(job, now)))
 
     def fail(self, job: Job, error: KvquiltError) -> None:
         self._forget(job)
-        job.emit(FailedEvent(error))
+        job.emit(FailedEvent(error, stages_of(job, time.monotonic())))
 
     def fail_works(self, works: Iterable[BranchWork], error: KvquiltError | None = None) -> None:
         """All requests that these were for. ``error`` None: something broke."""

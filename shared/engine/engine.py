@@ -10,7 +10,7 @@ may be called from any thread; everything else runs in the one thread that calls
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -28,6 +28,7 @@ from shared.engine.jobs.prefill import PrefillJob
 from shared.engine.kv.chunk_reads import FirstLayer, Loaded
 from shared.engine.kv.loader import Loader
 from shared.engine.kv.memory import DeviceMemory, Memory, pool_bytes
+from shared.engine.kv.residency import Pool
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.kv.source import NoSource, SegmentSource
 from shared.engine.model.lora import LoraAdapter
@@ -36,7 +37,7 @@ from shared.engine.model.passes import PassRunner
 from shared.engine.prefills import Prefills
 from shared.engine.request_queue import RequestQueue
 from shared.engine.scheduler import Scheduler
-from shared.engine.stats import EngineStats
+from shared.engine.stats import EngineStats, snapshot
 from shared.engine.steps import Steps
 from shared.engine_config import EngineConfig
 from shared.errors import Cancelled, InvalidRequest, Overloaded, Unavailable
@@ -69,8 +70,8 @@ class Engine:
         self.config = config or EngineConfig()
         served = served_adapters(model, self.config, adapters)
         memory = memory or DeviceMemory(model.spec.device)
-        resident_bytes = pool_bytes(self.config, model.spec.device, memory)
-        self._stats = EngineStats()
+        pool = Pool(pool_bytes(self.config, model.spec.device, memory), self.config.resident_floor)
+        self._stats = EngineStats(capacity_bytes=pool.capacity_bytes)
         if self.config.num_threads:
             torch.set_num_threads(self.config.num_threads)
         self._host = Host(model.spec, self.config, decode, model.spec.rotation(), served)
@@ -79,9 +80,7 @@ class Engine:
         self._loader = Loader(source or NoSource(), model.spec, self.config.loader_threads)
         scheduler = Scheduler(self.config)
         self._requests = RequestQueue(scheduler)
-        self._cache = SegmentCache(
-            model.spec, resident_bytes, self._loader, self._requests.holders, self._inbox
-        )
+        self._cache = SegmentCache(model.spec, pool, self._loader, self._requests.holders, self._inbox)
         self._endings = Endings(self._requests, self._cache, memory)
         self._steps = Steps(
             PassRunner(model, self.config),
@@ -142,6 +141,10 @@ class Engine:
         """Ends a request, wherever it is; its memory returns before the next step. Unknown ids are
         ignored."""
         self._inbox.post(lambda: self._cancel(request_id))
+
+    def forget(self, chunk_ids: Sequence[str]) -> None:
+        """Lets go of these chunks' KV, unless a request uses it now."""
+        self._inbox.post(lambda: self._cache.forget(chunk_ids))
 
     def stats(self) -> EngineStats:
         """As of the last step."""
@@ -205,7 +208,7 @@ class Engine:
         self._steps.start_placed()
         self._steps.obey()
         ran = self._steps.run()
-        self._stats = self._snapshot(self._stats.num_steps + ran)
+        self._stats = snapshot(self._requests, self._cache, self._stats.num_steps + ran)
         return ran
 
     def check_invariants(self) -> None:
@@ -234,17 +237,7 @@ class Engine:
             return PrefillJob(request, sink, on_computed=self._prefills.on_computed)
         if isinstance(request, GenerateRequest):
             return GenerateJob(request, sink, host=self._host)
-        asked = GenerateRequest(
-            *request.context,
-            questions=(),
-            reuse=request.reuse,
-            deadline_s=request.deadline_s,
-            recompute=request.recompute,
-            ape=request.ape,
-            links=request.links,
-            adapter=request.adapter,
-        )
-        return ForestJob(asked, sink, host=self._host)
+        return ForestJob(request.without_questions, sink, host=self._host)
 
     def _prefetch(self, request: GenerateRequest) -> None:
         """With others in front of it, it may be a while until its chunks are loaded."""
@@ -275,26 +268,13 @@ class Engine:
             job.command(command)
 
     def _cancel(self, request_id: str) -> None:
-        job = self._requests.get(request_id)
-        if job is not None:
+        if job := self._requests.get(request_id):
             self._endings.fail(job, Cancelled("the request was cancelled"))
 
     def _on_loader(self, event: FirstLayer | Loaded, job: ContextJob) -> None:
         """On a loader's thread. The pass that waits for these very chunks is not disturbed by them."""
         if isinstance(event, Loaded):
             ahead = self._steps.runs_ahead(job)
-            self._inbox.post(lambda: self._cache.on_loaded(event), news=not ahead)
+            self._inbox.post(lambda: self._cache.on_loaded(event, job), news=not ahead)
         elif self.config.pipelined:
             self._inbox.post(lambda: self._cache.on_arriving(event), news=False)
-
-    def _snapshot(self, num_steps: int) -> EngineStats:
-        branches = [branch for job in self._requests.admitted() for branch in job.branches()]
-        return EngineStats(
-            resident_chunk_ids=self._cache.chunk_ids(),
-            resident_bytes=self._cache.num_bytes,
-            private_bytes=sum(branch.segment.num_bytes for branch in branches),
-            running=len(self._requests.running) + len(self._requests.prefilling),
-            paused=len(self._requests.paused),
-            waiting=self._requests.num_waiting,
-            num_steps=num_steps,
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from functools import partial
 
@@ -52,10 +53,12 @@ class Prefills:
             if links is not None:
                 work.branch = chunk_branch(self.spec, job.prefix, work.chunk.token_ids, links)
                 job.in_flight[work.chunk.chunk_id] = work
+                job.times.first_started = job.times.first_started or time.monotonic()
                 job.to_compute.remove(work)
 
     def on_computed(self, job: PrefillJob, work: ChunkWork, _: Computed) -> None:
         assert work.branch is not None
+        job.times.tick_computed(len(work.chunk.token_ids))
         work.there = True
         if work.chunk.chunk_id in job.parents:
             self.cache.keep_link(job, work.chunk, work.branch.segment)
@@ -68,6 +71,8 @@ class Prefills:
                 replace=work.broken,
                 write_back=False,
                 encoding=job.request.encoding,
+                tenant=job.request.tenant,
+                parent_id=work.chunk.parent_id,
             ),
             lambda saved: self.inbox.post(lambda: self._on_saved(saved, job)),
         )
@@ -76,6 +81,7 @@ class Prefills:
         """A chunk was looked for in the store and, where found, read and verified."""
         if job not in self.requests:
             return
+        job.times.checked = time.monotonic()
         work = job.works_by_id[checked.key]
         if checked.intact:
             work.there = True
@@ -87,6 +93,7 @@ class Prefills:
     def _on_saved(self, saved: Saved, job: PrefillJob) -> None:
         if job not in self.requests:
             return
+        job.times.last_stored = time.monotonic()
         work = job.in_flight.pop(saved.key)
         if saved.error is not None:
             self.endings.fail(job, saved.error)

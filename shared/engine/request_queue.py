@@ -1,9 +1,11 @@
-"""The requests alive, in order of arrival: waiting, running, or paused with their KV kept."""
+"""The requests alive, in order of arrival: waiting, running, or paused with their KV kept. Of those that wait
+the next is of the tenant that has the fewest admitted, and of these the oldest."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping
+from typing import TypeVar
 
 from shared.engine.jobs.context import ContextJob
 from shared.engine.jobs.job import Job
@@ -12,6 +14,7 @@ from shared.engine.kv.residency import Entry
 from shared.engine.scheduler import Scheduler
 
 _MAX_PREFILL_JOBS = 4
+JobT = TypeVar("JobT", bound=Job)
 
 
 class RequestQueue:
@@ -25,6 +28,7 @@ class RequestQueue:
         self.paused: list[ContextJob] = []
         self.waiting_prefills: deque[PrefillJob] = deque()
         self.prefilling: list[PrefillJob] = []
+        self.num_pauses = 0
 
     def __contains__(self, job: Job) -> bool:
         return self._by_id.get(job.request.request_id) is job
@@ -70,6 +74,7 @@ class RequestQueue:
         """While private KV is above its budget, pauses those that have nothing to do, then the youngest."""
         running = sorted(self.running, key=lambda job: job.idle)
         paused = running[len(running) - self._scheduler.num_to_pause([job.demand() for job in running]) :]
+        self.num_pauses += len(paused)
         for job in paused:
             self.running.remove(job)
             self.paused.append(job)
@@ -85,13 +90,12 @@ class RequestQueue:
         return job
 
     def admit_next(self) -> ContextJob | None:
-        """Admits the oldest question if there is room for it. An undecided one that must wait for room holds
+        """Admits the next question if there is room for it. An undecided one that must wait for room holds
         up nobody behind it."""
-        if any(not job.idle for job in self.paused):
+        if not self.waiting or any(not job.idle for job in self.paused):
             return None
-        oldest = next(iter(self.waiting), None)
-        ready = next((job for job in self.waiting if not job.idle), None)
-        for job in (oldest, ready):
+        held = Counter(job.request.tenant for job in (*self.running, *self.paused))
+        for job in (_next(self.waiting, held), _next([j for j in self.waiting if not j.idle], held)):
             if job is not None and self._fits(job):
                 self.waiting.remove(job)
                 self.running.append(job)
@@ -99,10 +103,12 @@ class RequestQueue:
         return None
 
     def admit_prefill(self) -> PrefillJob | None:
-        """Admits the oldest prefill while few of them run."""
-        if not self.waiting_prefills or len(self.prefilling) >= _MAX_PREFILL_JOBS:
+        """Admits the next prefill while few of them run."""
+        held = Counter(job.request.tenant for job in self.prefilling)
+        job = _next(self.waiting_prefills, held)
+        if job is None or len(self.prefilling) >= _MAX_PREFILL_JOBS:
             return None
-        job = self.waiting_prefills.popleft()
+        self.waiting_prefills.remove(job)
         self.prefilling.append(job)
         return job
 
@@ -124,3 +130,8 @@ class RequestQueue:
         return self._scheduler.fits(
             job.demand(), (other.demand() for other in self.running if job.idle or not other.idle)
         )
+
+
+def _next(waiting: Collection[JobT], held: Mapping[str, int]) -> JobT | None:
+    """The oldest of those whose tenant holds the least."""
+    return min(waiting, key=lambda job: held.get(job.request.tenant, 0), default=None)

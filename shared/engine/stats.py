@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.engine.kv.segment_cache import SegmentCache
+from shared.engine.request_queue import RequestQueue
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot. ``resident_chunk_ids``: least recently used first."""
+    """A snapshot. ``resident_chunk_ids``: least recently used first. ``used_bytes``: of resident KV that
+    requests refer to; ``capacity_bytes``: of KV that may be resident. ``num_pauses``, ``num_steps``: since
+    the start."""
 
     resident_chunk_ids: tuple[str, ...] = ()
     resident_bytes: int = 0
@@ -16,3 +21,23 @@ class EngineStats:
     paused: int = 0
     waiting: int = 0
     num_steps: int = 0
+    used_bytes: int = 0
+    capacity_bytes: int = 0
+    num_pauses: int = 0
+
+
+def snapshot(requests: RequestQueue, cache: SegmentCache, num_steps: int) -> EngineStats:
+    """Made by the engine's thread, between steps."""
+    branches = [branch for job in requests.admitted() for branch in job.branches()]
+    return EngineStats(
+        resident_chunk_ids=cache.chunk_ids(),
+        resident_bytes=cache.num_bytes,
+        private_bytes=sum(branch.segment.num_bytes for branch in branches),
+        running=len(requests.running) + len(requests.prefilling),
+        paused=len(requests.paused),
+        waiting=requests.num_waiting,
+        num_steps=num_steps,
+        used_bytes=cache.used_bytes,
+        capacity_bytes=cache.capacity_bytes,
+        num_pauses=requests.num_pauses,
+    )

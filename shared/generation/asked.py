@@ -179,7 +179,9 @@ class GenerateRequest:
     ``deadline_s`` is an instant of ``time.monotonic()``, or None. ``links``: chunks that others of this
     request were computed behind; they are not part of the context. ``adapter``: the name of the one that its
     private rows go with, under a mode that uses stored KV; empty: none. ``idle``: nobody waits for it; it
-    takes short steps, so that it can be cancelled soon.
+    takes short steps, so that it can be cancelled soon. ``traceparent``: the span of whoever asks, for the
+    segment source; not empty: its end tells what it spent its time on. ``tenant``: for whom what is computed
+    is stored, and whose part of the memory it takes; those that wait are served in turns over the tenants.
     """
 
     request_id: str
@@ -196,6 +198,8 @@ class GenerateRequest:
     links: tuple[Chunk, ...] = ()
     adapter: str = ""
     idle: bool = False
+    traceparent: str = ""
+    tenant: str = ""
 
     @property
     def num_branches(self) -> int:
@@ -209,7 +213,7 @@ class PrefillRequest:
 
     ``encoding`` empty: new KV is stored in the source's own, what is stored stays as it is; else all of it
     ends up in this one. ``links``: chunks that others of this request are computed behind; they are not
-    stored.
+    stored. ``traceparent``, ``tenant``: as of a ``GenerateRequest``.
     """
 
     request_id: str
@@ -218,6 +222,8 @@ class PrefillRequest:
     deadline_s: float | None = None
     encoding: str = ""
     links: tuple[Chunk, ...] = ()
+    traceparent: str = ""
+    tenant: str = ""
 
 
 def chain_of(chunk: Chunk, known: Iterable[Chunk]) -> tuple[Chunk, ...] | None:

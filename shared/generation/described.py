@@ -69,3 +69,20 @@ class PrefilledChunk:
     chunk_id: str
     token_ids: tuple[int, ...]
     existed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputedChunk:
+    """A stored chunk whose KV was computed once more. ``deviation``: the largest one of a token's keys or
+    values in a layer, as a part of their length; more than ``tolerance`` is not what the model makes of its
+    tokens."""
+
+    index: int
+    chunk_id: str
+    encoding: str
+    deviation: float
+    tolerance: float
+
+    @property
+    def forged(self) -> bool:
+        return not self.deviation <= self.tolerance  # True for NaN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.generation.asked import Chunk, SamplingParams
+from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.pieces import Piece
 
@@ -12,7 +12,7 @@ from shared.generation.pieces import Piece
 @dataclass(frozen=True, slots=True)
 class ForestRequest:
     """A forest over a context (prefix, then chunks in order) that lives until it is closed, cancelled, or
-    late. ``links``, ``adapter``: see ``GenerateRequest``."""
+    late. ``links``, ``adapter``, ``traceparent``, ``tenant``: see ``GenerateRequest``."""
 
     request_id: str
     prefix_ids: tuple[int, ...]
@@ -23,10 +23,28 @@ class ForestRequest:
     ape: Ape = field(default_factory=Ape)
     links: tuple[Chunk, ...] = ()
     adapter: str = ""
+    traceparent: str = ""
+    tenant: str = ""
 
     @property
     def context(self) -> tuple[str, tuple[int, ...], tuple[Chunk, ...]]:
         return self.request_id, self.prefix_ids, self.chunks
+
+    @property
+    def without_questions(self) -> GenerateRequest:
+        """The request for its context alone."""
+        return GenerateRequest(
+            *self.context,
+            questions=(),
+            reuse=self.reuse,
+            deadline_s=self.deadline_s,
+            recompute=self.recompute,
+            ape=self.ape,
+            links=self.links,
+            adapter=self.adapter,
+            traceparent=self.traceparent,
+            tenant=self.tenant,
+        )
 
 
 @dataclass(frozen=True, slots=True)

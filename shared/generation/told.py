@@ -221,20 +221,37 @@ ForestEvent = AppliedEvent | RefusedEvent | GrownEvent | RestedEvent
 
 
 @dataclass(frozen=True, slots=True)
+class StageTime:
+    """A stage that a request went through in the engine, between two instants of ``time.monotonic()``.
+
+    counts: of what it worked on, such as ``chunks``, ``tokens``, ``bytes``.
+    inner: stages within it.
+    """
+
+    name: str
+    began_s: float
+    ended_s: float
+    counts: tuple[tuple[str, int], ...] = ()
+    inner: tuple[StageTime, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class DoneEvent:
     """The request is complete. No event follows. ``chunk_ids``: of its chunks, in order; the service adds
-    them."""
+    them. ``stages``: of a request that is traced, for callers in the engine's process alone."""
 
     usage: Usage
     timings: Timings
     chunk_ids: tuple[str, ...] = ()
+    stages: tuple[StageTime, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class FailedEvent:
-    """The request ended without completing. No event follows."""
+    """The request ended without completing. No event follows. ``stages``: see ``DoneEvent``."""
 
     error: KvquiltError
+    stages: tuple[StageTime, ...] = ()
 
 
 Event = (

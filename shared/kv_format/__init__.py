@@ -19,9 +19,10 @@
 ``ChunkFile.open`` verifies tail and head; ``read_layer`` fills the caller's buffers directly and verifies the
 layer on the way.
 
-Version 2. Files of version 1 (exact only, one checksum for head and messages) are refused as corrupt, so
-their chunks are computed again and replaced; files of later versions raise ``NewerFormat`` and are left
-alone.
+Version 3 is version 2 with a MAC of the installation that stored it (``sealing``): files are written without
+one, and the store seals what it takes over. Files of version 1 (exact only, one checksum for head and
+messages) are refused as corrupt, so their chunks are computed again and replaced; files of later versions
+raise ``NewerFormat`` and are left alone.
 
 Start reading at ``header``, then ``layout``, ``writer``, ``frame``, ``reader``; ``progress`` is how far a
 file has arrived, ``remote`` reads one that is elsewhere.
@@ -38,6 +39,8 @@ from shared.kv_format.header import ChunkHeader
 from shared.kv_format.layout import ShortTail
 from shared.kv_format.progress import ProgressReader, ProgressWriter
 from shared.kv_format.reader import ChunkFile, inspect_chunk, verify_chunk
+from shared.kv_format.resealing import seal_chunk
+from shared.kv_format.sealing import SealKey, SealKeys
 from shared.kv_format.writer import storage_error, write_chunk
 
 __all__ = [
@@ -48,10 +51,13 @@ __all__ = [
     "Frame",
     "ProgressReader",
     "ProgressWriter",
+    "SealKey",
+    "SealKeys",
     "ShortTail",
     "inspect_chunk",
     "read_frame",
     "reading_frame",
+    "seal_chunk",
     "storage_error",
     "verify_chunk",
     "write_chunk",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Protocol
 
 import xxhash
 
@@ -39,6 +40,25 @@ def fill_and_hash(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
     for read in together:
         checksum.update(read)
     return checksum.intdigest()
+
+
+class Hash(Protocol):
+    def update(self, piece: bytes | memoryview, /) -> object: ...
+
+
+def hash_run(fd: int, offset: int, length: int, scratch: memoryview, hashes: Sequence[Hash]) -> None:
+    """Feeds what the file holds from ``offset`` on to all of ``hashes``, in pieces of ``scratch``.
+
+    Raises:
+        EOFError: the file ends before.
+        OSError: it cannot be read.
+    """
+    end = offset + length
+    while offset < end:
+        piece = scratch[: min(len(scratch), end - offset)]
+        offset += _read(fd, [piece], offset)
+        for one in hashes:
+            one.update(piece)
 
 
 def pieces_of(buffers: Sequence[memoryview]) -> Sequence[memoryview]:

@@ -15,6 +15,7 @@ from shared.errors import CorruptData, NewerFormat
 from shared.kv_buffers import BufferSpec
 from shared.kv_format.header import ChunkHeader, from_metadata
 from shared.kv_format.layout import Seal, ShortTail, padded, seal_of_tail
+from shared.kv_format.sealing import SealKeys
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Tail = tuple[int, bytes]
@@ -26,11 +27,13 @@ TAIL_GUESS_BYTES = 16 << 10
 
 @dataclass(frozen=True, slots=True)
 class ChunkSummary:
-    """``layers``: (offset, length) of every layer's record batch in the file."""
+    """``layers``: (offset, length) of every layer's record batch in the file. ``key_id``: of the key that it
+    is sealed with, empty where it has no MAC."""
 
     header: ChunkHeader
     size_bytes: int
     layers: tuple[tuple[int, int], ...]
+    key_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +56,18 @@ class Frame:
     size_bytes: int
 
     @classmethod
-    def of_tail(cls, tail: bytes, size_bytes: int) -> Frame:
+    def of_tail(cls, tail: bytes, size_bytes: int, keys: SealKeys | None = None) -> Frame:
         """From the last bytes of a file of ``size_bytes``. ``TAIL_GUESS_BYTES`` of them are mostly enough.
+        ``keys`` None: whoever sealed it is believed.
 
         Raises:
             ShortTail: more of the end is needed; it says how much.
-            NewerFormat: a later version wrote it.
+            NewerFormat: a later version wrote it, or it is sealed with a key that is not among ``keys``.
             ValueError: not the end of a whole, unchanged file of this format version; says what is wrong.
         """
-        seal, _ = seal_of_tail(tail, size_bytes)
+        seal, footer_at = seal_of_tail(tail, size_bytes)
+        if keys is not None:
+            keys.check(seal, tail[footer_at:])
         try:
             metadata = pa.ipc.open_file(
                 pa.py_buffer(tail)
@@ -75,7 +81,9 @@ class Frame:
 
     @property
     def summary(self) -> ChunkSummary:
-        return ChunkSummary(self.header, self.size_bytes, self.seal.layout.layers())
+        mac = self.seal.mac
+        key_id = "" if mac is None else mac.key_id.hex()
+        return ChunkSummary(self.header, self.size_bytes, self.seal.layout.layers(), key_id)
 
     def empty_layer(self) -> list[Array]:
         """Arrays for ``parts_of_layer``, of unsigned integers; the contents are arbitrary."""
@@ -115,13 +123,15 @@ class Frame:
         return [room(spec) for spec in self.header.buffers]
 
 
-def reading_frame(chunk_id: str = "", name: str = "") -> Generator[int, Tail, tuple[Frame, bytes]]:
+def reading_frame(
+    chunk_id: str = "", name: str = "", keys: SealKeys | None = None
+) -> Generator[int, Tail, tuple[Frame, bytes]]:
     """Asks for as many of a file's last bytes as it takes, whoever brings them: yields how many it wants next
     and is sent them. Returns the frame, verified, and the bytes that say it. ``chunk_id``: whose it must be.
-    ``name``: what errors call the chunk, if not so.
+    ``name``: what errors call the chunk, if not so. ``keys``: see ``Frame.of_tail``.
 
     Raises:
-        NewerFormat: a later version wrote it.
+        NewerFormat: a later version wrote it, or its key is not there.
         CorruptData: not the end of a whole, unchanged file of this format version, or another chunk's.
     """
     length, name = TAIL_GUESS_BYTES, name or chunk_id
@@ -129,7 +139,7 @@ def reading_frame(chunk_id: str = "", name: str = "") -> Generator[int, Tail, tu
     while True:
         size, tail = yield length
         try:
-            frame = Frame.of_tail(tail, size)
+            frame = Frame.of_tail(tail, size, keys)
         except ShortTail as short:
             if short.needed_bytes <= length:
                 raise CorruptData(f"{called}it ends early") from None
@@ -144,9 +154,11 @@ def reading_frame(chunk_id: str = "", name: str = "") -> Generator[int, Tail, tu
             return frame, tail
 
 
-def read_frame(end: Callable[[int], Tail], chunk_id: str = "", name: str = "") -> Frame:
+def read_frame(
+    end: Callable[[int], Tail], chunk_id: str = "", name: str = "", keys: SealKeys | None = None
+) -> Frame:
     """``end``: gives the last so many bytes. Raises like ``reading_frame``, and what ``end`` raises."""
-    steps = reading_frame(chunk_id, name)
+    steps = reading_frame(chunk_id, name, keys)
     length = next(steps)
     while True:
         try:

@@ -10,9 +10,11 @@ from typing import Any
 from shared.config import check_least
 from shared.identity import ids_hash
 from shared.kv_buffers import DTYPES, ENCODINGS, BufferSpec, buffers_of
-from shared.kv_format.layout import FORMAT_VERSION, padded
+from shared.kv_format.layout import padded
 
 VERSION_KEY = b"kvquilt.format_version"
+_VERSION = b"2"
+"""Of the Arrow part, which sealing leaves as it is."""
 HEADER_KEY = b"kvquilt.chunk"
 
 
@@ -69,7 +71,7 @@ class ChunkHeader:
 
 def to_metadata(header: ChunkHeader) -> dict[bytes, bytes]:
     return {
-        VERSION_KEY: str(FORMAT_VERSION).encode(),
+        VERSION_KEY: _VERSION,
         HEADER_KEY: json.dumps(asdict(header), separators=(",", ":")).encode(),
     }
 
@@ -79,7 +81,7 @@ def from_metadata(metadata: Mapping[bytes, bytes] | None) -> ChunkHeader:
     Raises:
         ValueError: not kvquilt's, of another version, or it contradicts itself.
     """
-    if not metadata or metadata.get(VERSION_KEY) != str(FORMAT_VERSION).encode():
+    if not metadata or metadata.get(VERSION_KEY) != _VERSION:
         raise ValueError("its schema is not one that holds KV of this version")
     try:
         fields: dict[str, Any] = json.loads(metadata[HEADER_KEY])

@@ -9,6 +9,10 @@ to 8 bytes.
       ┌───────────────────────────────────────────────────────────────────┘      │
       │ XXH3-64 of each layer │ the four numbers │ XXH3-64 of the head │ XXH3-64 of the tail │ magic, version │
 
+    version 3, sealed by an installation (``sealing``):
+
+      │ XXH3-64 and then a tag of each layer │ the four numbers │ XXH3-64 of the head │ salt, key id, MAC │ XXH3-64 … │
+
 The seal is read from its end, where every version of the format has its magic and number.
 """  # noqa: E501
 
@@ -21,7 +25,10 @@ import xxhash
 
 from shared.errors import NewerFormat
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+"""The newest that can be read: with a MAC."""
+PLAIN_VERSION = 2
+"""What is written before an installation seals it, and what files without a MAC have."""
 ARROW_MAGIC = b"ARROW1"
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _FOOTER_LEN = struct.Struct("<i")
@@ -32,6 +39,8 @@ _MARK_BYTES = _MARK.size + 4
 _MAGIC = b"KVQSEAL\n"
 _SIZES = struct.Struct("<QQQQQ")
 _CHECKSUM = struct.Struct("<Q")
+_MAC = struct.Struct("<16s8s32s")
+TAG_BYTES, SALT_BYTES, KEY_ID_BYTES, MAC_BYTES = 16, 16, 8, 32
 _FIXED_BYTES = _SIZES.size + _CHECKSUM.size + _MARK_BYTES
 _MAGIC_1, _SEAL_1_BYTES = b"KVQSEAL1", 48  # version 1 had its magic in front
 
@@ -72,21 +81,45 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Mac:
+    """Says which installation sealed the file (``sealing``). ``layer_tags`` are over what the checksums are
+    over; ``code`` is over all else that the seal says, and the footer."""
+
+    key_id: bytes
+    salt: bytes
+    layer_tags: tuple[bytes, ...]
+    code: bytes = bytes(MAC_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
 class Seal:
-    """``layer_checksums`` are over each layer's message and body."""
+    """``layer_checksums`` are over each layer's message and body. ``mac`` None: nobody sealed it."""
 
     layout: Layout
     layer_checksums: tuple[int, ...]
     head_checksum: int
+    mac: Mac | None = None
 
     def pack(self, footer: bytes) -> bytes:
         """``footer`` runs to the end of the file."""
+        fields, version = self._fields(), PLAIN_VERSION
+        if self.mac is not None:
+            fields += _MAC.pack(self.mac.salt, self.mac.key_id, self.mac.code)
+            version = FORMAT_VERSION
+        return fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields + footer)) + _mark(version)
+
+    def covered(self, footer: bytes) -> bytes:
+        """What the MAC's code is over."""
+        mac = self.mac or Mac(bytes(KEY_ID_BYTES), bytes(SALT_BYTES), ())
+        return self._fields() + mac.salt + mac.key_id + footer
+
+    def _fields(self) -> bytes:
         layout = self.layout
         sizes = _SIZES.pack(
             layout.head_len, layout.num_layers, layout.message_len, layout.body_len, self.head_checksum
         )
-        fields = b"".join(map(_CHECKSUM.pack, self.layer_checksums)) + sizes
-        return fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields + footer)) + _mark(FORMAT_VERSION)
+        tags = b"" if self.mac is None else b"".join(self.mac.layer_tags)
+        return b"".join(map(_CHECKSUM.pack, self.layer_checksums)) + tags + sizes
 
 
 def seal_of_tail(tail: bytes, size_bytes: int) -> tuple[Seal, int]:
@@ -100,24 +133,34 @@ def seal_of_tail(tail: bytes, size_bytes: int) -> tuple[Seal, int]:
     """
     footer_len = _footer_len(tail, size_bytes)
     _need(tail, min(size_bytes, footer_len + _SEAL_1_BYTES), size_bytes)
-    _check_version(tail[:-footer_len])
-    _need(tail, footer_len + _FIXED_BYTES, size_bytes)
+    is_sealed = _version_of(tail[:-footer_len]) != PLAIN_VERSION
+    fixed_bytes = _FIXED_BYTES + is_sealed * _MAC.size
+    _need(tail, footer_len + fixed_bytes, size_bytes)
     footer_at = len(tail) - footer_len
-    *sizes, head_checksum = _SIZES.unpack_from(tail, footer_at - _FIXED_BYTES)
+    *sizes, head_checksum = _SIZES.unpack_from(tail, footer_at - fixed_bytes)
     layout = Layout(*sizes)
-    seal_bytes = layout.num_layers * _CHECKSUM.size + _FIXED_BYTES
+    seal_bytes = layout.num_layers * (_CHECKSUM.size + is_sealed * TAG_BYTES) + fixed_bytes
     if min(sizes) < 1 or layout.tail_offset + len(END_OF_STREAM) + seal_bytes + footer_len != size_bytes:
         raise ValueError("it is not of the length that its seal names")
     _need(tail, size_bytes - layout.tail_offset, size_bytes)
     packed = tail[footer_at - seal_bytes : footer_at]
     checksums = struct.unpack_from(f"<{layout.num_layers}Q", packed)
-    seal = Seal(layout, checksums, head_checksum)
+    mac = _mac_of(packed, layout.num_layers) if is_sealed else None
+    seal = Seal(layout, checksums, head_checksum, mac)
     if (
         seal.pack(tail[footer_at:]) != packed
         or tail[layout.tail_offset - size_bytes :][: len(END_OF_STREAM)] != END_OF_STREAM
     ):
         raise ValueError("seal or footer fail their checksum")
     return seal, footer_at
+
+
+def _mac_of(packed: bytes, num_layers: int) -> Mac:
+    tags_at = num_layers * _CHECKSUM.size
+    tags = (packed[tags_at + i * TAG_BYTES :][:TAG_BYTES] for i in range(num_layers))
+    mac_at = len(packed) - _MARK_BYTES - _CHECKSUM.size - _MAC.size
+    salt, key_id, code = _MAC.unpack_from(packed, mac_at)
+    return Mac(key_id, salt, tuple(tags), code)
 
 
 def footer_of(closing: bytes) -> int:
@@ -149,7 +192,7 @@ def _need(tail: bytes, num_bytes: int, size_bytes: int) -> None:
         raise ShortTail(num_bytes)
 
 
-def _check_version(before_footer: bytes) -> None:
+def _version_of(before_footer: bytes) -> int:
     mark = before_footer[-_MARK_BYTES:]
     magic, version = _MARK.unpack_from(mark)
     if magic != _MAGIC or mark != _mark(version):
@@ -160,13 +203,14 @@ def _check_version(before_footer: bytes) -> None:
         raise NewerFormat(
             f"it has format version {version}, this program reads {FORMAT_VERSION}: run a newer kvquilt"
         )
-    if version < FORMAT_VERSION:
+    if version < PLAIN_VERSION:
         raise _older(version)
+    return int(version)
 
 
 def _older(version: int) -> ValueError:
     return ValueError(
-        f"it has the older format version {version}, this program reads {FORMAT_VERSION} only; compute "
+        f"it has the older format version {version}, this program reads {PLAIN_VERSION} and later; compute "
         "it again"
     )
 

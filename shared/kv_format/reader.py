@@ -14,16 +14,19 @@ from typing import Self
 import xxhash
 
 from shared.errors import CorruptData, NotFound
-from shared.kv_format.filling import fill_and_hash
+from shared.kv_format.filling import PIECE_BYTES, fill_and_hash, hash_run
 from shared.kv_format.frame import Array, ChunkSummary, Frame, read_frame
 from shared.kv_format.layout import Seal
 from shared.kv_format.progress import ProgressReader
+from shared.kv_format.sealing import LayerTag, SealKeys
 
 
 class ChunkFile:
     """An open file whose frame is verified. ``read_layer`` may be called from several threads at once."""
 
-    def __init__(self, fd: int, name: str, progress: ProgressReader | None) -> None:
+    def __init__(
+        self, fd: int, name: str, progress: ProgressReader | None, keys: SealKeys | None = None
+    ) -> None:
         """Takes both over. Use ``open``."""
         self._fd = fd
         self._name = name
@@ -31,7 +34,7 @@ class ChunkFile:
         try:
             if progress:
                 progress.wait_for_frame()
-            self._frame = frame_of(fd, name, whole=progress is None)
+            self._frame = frame_of(fd, name, whole=progress is None, keys=keys)
             self.size_bytes, self.header = self._frame.size_bytes, self._frame.header
         except (OSError, EOFError, ValueError) as error:
             raise CorruptData(f"chunk {name}: {error}") from None
@@ -43,22 +46,24 @@ class ChunkFile:
         layers: Sequence[tuple[int, int]] | None = None,
         name: str = "",
         progress: str | Path = "",
+        keys: SealKeys | None = None,
     ) -> ChunkFile:
         """``layers``: where the store says that the layers lie, if the caller knows. ``name``: what errors
         call the chunk; empty means the file's name. ``progress``: the file is still arriving, this one beside
-        it says how far it is.
+        it says how far it is. ``keys``: its seal must be of one of them; None: whoever sealed it is believed.
 
         Raises:
             NotFound: there is no such file (it may just have been deleted, or have arrived and moved: ask the
             store again). CorruptData: not a whole, unchanged file of this format version, or its layers lie
-            elsewhere. NewerFormat: a later version wrote it. Unavailable: it stopped arriving.
+            elsewhere. NewerFormat: a later version wrote it, or its key is not there. Unavailable: it stopped
+            arriving.
         """
         name = name or Path(path).stem
         fd = _open(path, name)
         arriving = None
         try:
             arriving = _progress_of(progress, name) if progress else None
-            file = cls(fd, name, arriving)
+            file = cls(fd, name, arriving, keys)
             if layers is not None and tuple(layers) != file.summary.layers:
                 raise CorruptData(f"chunk {name}: its layers do not lie where the store says")
         except BaseException:
@@ -97,6 +102,34 @@ class ChunkFile:
         if checksum != self._frame.seal.layer_checksums[layer]:
             raise CorruptData(f"chunk {self._name}: layer {layer} fails its checksum")
 
+    def verify_layers(self, keys: SealKeys | None = None, retag: bytes = b"") -> list[bytes]:
+        """Reads every byte of a whole file. With ``keys``, what is sealed with one of them is compared with
+        its tags, too. ``retag``: the salt of new tags by the current key, which are returned.
+
+        Raises:
+            CorruptData: the bytes are not those that were written, or not those that were sealed.
+        """
+        seal, made = self.seal, []
+        scratch = memoryview(bytearray(min(seal.layout.layer_len, PIECE_BYTES)))
+        old = None if keys is None or seal.mac is None else keys.find(seal.mac.key_id)
+        for layer, (offset, length) in enumerate(seal.layout.layers()):
+            checksum, tags = xxhash.xxh3_64(), list[LayerTag]()
+            if old is not None and seal.mac is not None:
+                tags.append(old.tag(seal.mac.salt, layer))
+            if keys is not None and retag:
+                tags.append(keys.current.tag(retag, layer))
+            try:
+                hash_run(self._fd, offset, length, scratch, [checksum, *tags])
+            except (OSError, EOFError) as error:
+                raise CorruptData(f"chunk {self._name}: layer {layer} cannot be read: {error}") from None
+            if checksum.intdigest() != seal.layer_checksums[layer]:
+                raise CorruptData(f"chunk {self._name}: layer {layer} fails its checksum")
+            digests = [tag.digest() for tag in tags]
+            if old is not None and seal.mac is not None and digests[0] != seal.mac.layer_tags[layer]:
+                raise CorruptData(f"chunk {self._name}: layer {layer} was forged: it is not what was sealed")
+            made += digests[-1:] if retag else []
+        return made
+
     def empty_layer(self) -> list[Array]:
         """Arrays that ``read_layer`` can fill."""
         return self._frame.empty_layer()
@@ -115,18 +148,16 @@ class ChunkFile:
         self.close()
 
 
-def inspect_chunk(path: str | Path) -> ChunkSummary:
+def inspect_chunk(path: str | Path, keys: SealKeys | None = None) -> ChunkSummary:
     """Reads and verifies all but the layers. Raises like ``ChunkFile.open``."""
-    with ChunkFile.open(path) as file:
+    with ChunkFile.open(path, keys=keys) as file:
         return file.summary
 
 
-def verify_chunk(path: str | Path, name: str = "") -> ChunkSummary:
-    """Reads and verifies every byte. Raises like ``ChunkFile.open`` and ``ChunkFile.read_layer``."""
-    with ChunkFile.open(path, name=name) as file:
-        out = file.empty_layer()
-        for layer in range(file.header.num_layers):
-            file.read_layer(layer, *out)
+def verify_chunk(path: str | Path, name: str = "", keys: SealKeys | None = None) -> ChunkSummary:
+    """Reads and verifies every byte. Raises like ``ChunkFile.open`` and ``ChunkFile.verify_layers``."""
+    with ChunkFile.open(path, name=name, keys=keys) as file:
+        file.verify_layers(keys)
         return file.summary
 
 
@@ -146,9 +177,9 @@ def _progress_of(path: str | Path, name: str) -> ProgressReader:
         raise NotFound(f"chunk {name}: it has arrived meanwhile, or never will") from None
 
 
-def frame_of(fd: int, name: str = "", whole: bool = True) -> Frame:
+def frame_of(fd: int, name: str = "", whole: bool = True, keys: SealKeys | None = None) -> Frame:
     """Reads it from the tail. In a file that is not ``whole`` yet, nothing else may be there. ``name``: what
-    errors call the chunk.
+    errors call the chunk. ``keys``: see ``ChunkFile.open``.
 
     Raises:
         NewerFormat, CorruptData, ValueError, EOFError: says what is wrong.
@@ -157,7 +188,11 @@ def frame_of(fd: int, name: str = "", whole: bool = True) -> Frame:
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("it is not a plain file")
     size = status.st_size
-    frame = read_frame(lambda length: (size, _pread(fd, min(size, length), max(0, size - length))), name=name)
+
+    def end(length: int) -> tuple[int, bytes]:
+        return size, _pread(fd, min(size, length), max(0, size - length))
+
+    frame = read_frame(end, name=name, keys=keys)
     if (
         whole
         and xxhash.xxh3_64_intdigest(_pread(fd, frame.seal.layout.head_len, 0)) != frame.seal.head_checksum

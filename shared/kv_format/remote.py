@@ -28,6 +28,7 @@ from shared.kv_format.frame import Array, Frame, read_frame
 from shared.kv_format.header import ChunkHeader
 from shared.kv_format.layout import Layout
 from shared.kv_format.reader import ChunkFile
+from shared.kv_format.sealing import SealKeys
 from shared.tls import trusting
 
 _CONNECT_S, _READ_S = 3.0, 10.0
@@ -65,10 +66,13 @@ class RemoteChunk:
         check: Callable[[ChunkHeader], None],
         instead: Callable[[], ChunkFile],
         submit: Submit,
+        keys: SealKeys | None = None,
     ) -> None:
         """``name``: what errors call the chunk. ``check``: raises ``CorruptData`` where the header is
         another chunk's. ``instead``: another way to the same file, once this one has failed; raises
-        ``KvquiltError`` if there is none. ``submit``: to threads that do not wait for this chunk's layers."""
+        ``KvquiltError`` if there is none. ``submit``: to threads that do not wait for this chunk's layers.
+        ``keys``: see ``ChunkFile.open``."""
+        self._keys = keys
         self._name, self._get, self._check, self._instead = name, get, check, instead
         self._file: ChunkFile | None = None  # what the other way led to
         self._known: Frame | None = None
@@ -116,7 +120,7 @@ class RemoteChunk:
     def _begin(self) -> Frame:
         """Returns once the first layer is on its way."""
         with _speaking_of(self._name):
-            frame = read_frame(self._end_of_file, name=self._name)
+            frame = read_frame(self._end_of_file, name=self._name, keys=self._keys)
             self._check(frame.header)
             self._ask_for(frame.seal.layout, 0)
             self._known = frame

@@ -11,8 +11,9 @@ from shared.kv_format.writer import read_ends, tail_of
 
 
 def rename_chunk(path: str | Path, chunk_id: str) -> None:
-    """Writes ``chunk_id``, of the length of the old one, into head and footer of a closed file, and seals it
-    anew. Not durable, and not in one step: for a copy that nobody reads yet.
+    """Writes ``chunk_id``, of the length of the old one, into head and footer of a closed file, with new
+    checksums and without a MAC, which is the store's to give. Not durable, and not in one step: for a copy
+    that nobody reads yet.
 
     Raises:
         CorruptData: not a whole file of this format version.
@@ -25,7 +26,9 @@ def rename_chunk(path: str | Path, chunk_id: str) -> None:
         seal = frame_of(fd).seal
         head, footer = (_renamed(part, old, chunk_id) for part in read_ends(fd, seal.layout))
         os.pwrite(fd, head, 0)
-        os.pwrite(fd, tail_of(seal.layout, seal.layer_checksums, head, footer), seal.layout.tail_offset)
+        tail = tail_of(seal.layout, seal.layer_checksums, head, footer)
+        os.pwrite(fd, tail, seal.layout.tail_offset)
+        os.ftruncate(fd, seal.layout.tail_offset + len(tail))
     if verify_chunk(path).header.chunk_id != chunk_id:
         raise CorruptData(f"chunk {old}: its file could not be renamed")
 

@@ -116,7 +116,10 @@ def read_ends(fd: int, layout: Layout) -> tuple[bytes, bytes]:
 def tail_of(layout: Layout, layer_checksums: tuple[int, ...], head: bytes, footer: bytes) -> bytes:
     """Makes what follows the layers. The seal lies in front of the footer, which is found from the end of the
     file and refers to nothing behind the batches."""
-    seal = Seal(layout, layer_checksums, xxhash.xxh3_64_intdigest(head))
+    return sealed_tail(Seal(layout, layer_checksums, xxhash.xxh3_64_intdigest(head)), footer)
+
+
+def sealed_tail(seal: Seal, footer: bytes) -> bytes:
     return END_OF_STREAM + seal.pack(footer) + footer
 
 

@@ -2,5 +2,5 @@
 handed over.
 
 Read ``source`` (kv_store's answers to ``shared.engine.kv.source.SegmentSource``), then ``files`` (files to
-tensors and back).
+tensors and back); ``forgetting`` lets go of what was deleted.
 """

@@ -161,7 +161,8 @@ class PinnedPiece:
 class FileSegment:
     """``shared.engine.kv.source.StoredSegment`` in an open file, which it closes."""
 
-    def __init__(self, file: ChunkFile | RemoteChunk, scratch: Scratch) -> None:
+    def __init__(self, file: ChunkFile | RemoteChunk, scratch: Scratch, tier: str = "") -> None:
+        self.tier = tier
         self._file = file
         self._scratch = scratch
 
@@ -204,6 +205,7 @@ class BrokenSegment:
     """A stored file that cannot be read right."""
 
     in_order = False
+    tier = ""
 
     def __init__(self, error: CorruptData) -> None:
         self._error = error

@@ -26,10 +26,10 @@ from shared.engine.kv.encodings import EXACT, Buffers, encoding_of
 from shared.engine.kv.source import ComputedChunk, StoredSegment
 from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound, Unavailable
 from shared.generation.asked import Chunk
-from shared.kv_format import ChunkFile, ChunkHeader
+from shared.kv_format import ChunkFile, ChunkHeader, SealKeys
 from shared.kv_format.remote import RemoteChunk, request
 from shared.kv_stores import NodeFiles
-from shared.kv_types import OpenedChunk, RemoteFile
+from shared.kv_types import OpenedChunk, Origin, RemoteFile
 from shared.request import RequestContext
 from shared.stored_segments.files import (
     BrokenSegment,
@@ -54,7 +54,8 @@ class StoreSegmentSource:
     """``shared.engine.kv.source.SegmentSource`` over kv_store, on node ``node_id``. ``loop`` is the one that
     ``store`` lives on.
 
-    New KV is stored in ``encoding``; what is stored is read in whatever encoding it has.
+    New KV is stored in ``encoding``; what is stored is read in whatever encoding it has. ``keys``: of the
+    seals that are believed; None: all are.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class StoreSegmentSource:
         loop: asyncio.AbstractEventLoop,
         shape: KvShape,
         encoding: str = EXACT,
+        keys: SealKeys | None = None,
     ) -> None:
         self._store = store
+        self._keys = keys
         self._node_id = node_id
         self._loop = loop
         self._shape = shape
@@ -76,11 +79,13 @@ class StoreSegmentSource:
         # decoded values once more would not give the same bits.
         self._encoded: MutableMapping[torch.Tensor, list[Buffers]] = WeakTensorKeyDictionary()
 
-    def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
+    def open(
+        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = ""
+    ) -> Mapping[str, StoredSegment]:
         """A file that cannot be read right is not absent: its segment raises when read, so that it will be
         replaced."""
         if not encoding:
-            return self._find(chunk_lens, direct=True)
+            return self._find(chunk_lens, direct=True, traceparent=traceparent)
         found = self._find(chunk_lens)
         converted = {
             chunk_id: self._converted(chunk_id, segment, encoding) for chunk_id, segment in found.items()
@@ -131,23 +136,27 @@ class StoreSegmentSource:
         layers = self._encoded.pop(k_LHTD[0], None) if encoding == self._encoding else None
         layers = layers or encode_layers(encoding, k_LHTD, v_LHTD, self._scratch)
         header = self._shape.header(chunk.key, chunk.prefix_ids, chunk.token_ids, encoding)
-        self._hand_over(header, layers, chunk.replace, chunk.write_back)
+        origin = Origin(chunk.prefix_ids, chunk.parent_id)
+        ctx = RequestContext.create(tenant=chunk.tenant, deadline_ms=_SAVE_DEADLINE_MS)
+        self._hand_over(ctx, header, layers, chunk.replace, chunk.write_back, origin)
 
-    def _find(self, chunk_lens: Mapping[str, int], direct: bool = False) -> dict[str, StoredSegment]:
+    def _find(
+        self, chunk_lens: Mapping[str, int], direct: bool = False, traceparent: str = ""
+    ) -> dict[str, StoredSegment]:
         """One that was not there any more is asked for once again: it may just have arrived, and so have
         moved."""
         if not chunk_lens:
             return {}
-        segments = dict(self._opened(chunk_lens, direct))
+        segments = dict(self._opened(chunk_lens, direct, traceparent))
         moved = {chunk_id: chunk_lens[chunk_id] for chunk_id, segment in segments.items() if segment is None}
         segments |= dict(self._opened(moved)) if moved else {}
         return {chunk_id: segment for chunk_id, segment in segments.items() if segment is not None}
 
     def _opened(
-        self, chunk_lens: Mapping[str, int], direct: bool = False
+        self, chunk_lens: Mapping[str, int], direct: bool = False, traceparent: str = ""
     ) -> Iterable[tuple[str, StoredSegment | None]]:
         """The stored ones; None where the named file is not there."""
-        ctx = RequestContext.create(deadline_ms=_OPEN_DEADLINE_MS)
+        ctx = RequestContext.create(deadline_ms=_OPEN_DEADLINE_MS, traceparent=traceparent)
         try:
             opened = self._wait(self._store.open(ctx, list(chunk_lens), self._node_id, direct), ctx)
         except KvquiltError as error:
@@ -176,15 +185,16 @@ class StoreSegmentSource:
             Unavailable: it was still arriving, and that ended.
         """
         if chunk.remote is not None:
-            return FileSegment(self._remote(chunk.chunk_id, chunk.remote, num_tokens), self._scratch)
+            remote = self._remote(chunk.chunk_id, chunk.remote, num_tokens)
+            return FileSegment(remote, self._scratch, chunk.came_from)
         try:
-            return FileSegment(self._checked(chunk, num_tokens), self._scratch)
+            return FileSegment(self._checked(chunk, num_tokens), self._scratch, chunk.came_from)
         except CorruptData as error:
             return BrokenSegment(error)
 
     def _checked(self, chunk: OpenedChunk, num_tokens: int) -> ChunkFile:
         """Raises like ``_segment``. CorruptData: it is not a chunk's file, or another one's."""
-        file = ChunkFile.open(chunk.path, chunk.layers, chunk.chunk_id, chunk.progress)
+        file = ChunkFile.open(chunk.path, chunk.layers, chunk.chunk_id, chunk.progress, self._keys)
         try:
             self._shape.check(file.header, chunk.chunk_id, num_tokens)
         except CorruptData:
@@ -199,6 +209,7 @@ class StoreSegmentSource:
             lambda header: self._shape.check(header, chunk_id, num_tokens),
             partial(self._brought, chunk_id, num_tokens),
             self._beginners.submit,
+            self._keys,
         )
 
     def _brought(self, chunk_id: str, num_tokens: int) -> ChunkFile:
@@ -237,19 +248,25 @@ class StoreSegmentSource:
         for layer, (k_HTD, v_HTD) in enumerate(zip(k_LHTD, v_LHTD, strict=True)):
             segment.read_layer(layer, k_HTD, v_HTD)
         layers = encode_layers(encoding, k_LHTD, v_LHTD, self._scratch)
-        self._hand_over(
-            dataclasses.replace(segment.header, encoding=encoding), layers, replace=True, write_back=False
-        )
+        ctx, same = RequestContext.create(deadline_ms=_SAVE_DEADLINE_MS), Origin(stored=True)
+        header = dataclasses.replace(segment.header, encoding=encoding)
+        self._hand_over(ctx, header, layers, replace=True, write_back=False, origin=same)
 
     def _hand_over(
-        self, header: ChunkHeader, layers: Sequence[Buffers], replace: bool, write_back: bool
+        self,
+        ctx: RequestContext,
+        header: ChunkHeader,
+        layers: Sequence[Buffers],
+        replace: bool,
+        write_back: bool,
+        origin: Origin,
     ) -> None:
-        ctx = RequestContext.create(deadline_ms=_SAVE_DEADLINE_MS)
         with self._staged(ctx, header.chunk_id) as path:
             write_layers(path, header, layers)
-            self._wait(
-                self._store.adopt(ctx, header.chunk_id, self._node_id, str(path), replace, write_back), ctx
+            adopting = self._store.adopt(
+                ctx, header.chunk_id, self._node_id, str(path), replace, write_back, origin
             )
+            self._wait(adopting, ctx)
 
     @contextmanager
     def _staged(self, ctx: RequestContext, chunk_id: str) -> Iterator[Path]:

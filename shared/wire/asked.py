@@ -74,7 +74,10 @@ def prefix_to_pb(prefix: Piece | None) -> generation_pb2.Piece | None:
 
 
 def prefix_of(
-    pb: generation_pb2.PrefillRequest | generation_pb2.GenerateRequest | generation_pb2.ForestOpen,
+    pb: generation_pb2.PrefillRequest
+    | generation_pb2.RecomputeRequest
+    | generation_pb2.GenerateRequest
+    | generation_pb2.ForestOpen,
 ) -> Piece | None:
     return piece_of(pb.prefix, "prefix") if pb.HasField("prefix") else None
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from protos.kvquilt.v1 import common_pb2, generation_pb2, recompute_pb2
-from shared.generation.described import ModelDescription, PrefilledChunk
+from shared.generation.described import ModelDescription, PrefilledChunk, RecomputedChunk
 from shared.generation.told import (
     BranchDoneEvent,
     ChosenEvent,
@@ -59,4 +59,5 @@ GENERATED: OneOfWire[GenerationEvent, generation_pb2.GenerateResponse] = OneOfWi
     done=DONE,
 )
 PREFILLED = _Prefilled(PrefilledChunk, generation_pb2.PrefillResponse)
+RECOMPUTED = MessageWire(RecomputedChunk, generation_pb2.RecomputeResponse)
 MODEL = MessageWire(ModelDescription, generation_pb2.DescribeModelResponse)

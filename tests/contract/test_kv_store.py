@@ -74,7 +74,7 @@ async def put(store: WholeStore, chunk_id: str, seed: int = 0) -> bool:
 async def adopt(store: WholeStore, chunk_id: str, seed: int = 0, replace: bool = False) -> bool:
     path = Path(await store.stage(CTX, "home")) / "mine"
     path.write_bytes(chunk_bytes(chunk_id, seed))
-    existed = await store.adopt(CTX, chunk_id, "home", str(path), replace)
+    existed = await store.adopt(CTX, chunk_id, "home", str(path), replace, origin=origin_of(chunk_id))
     assert not path.exists()
     return existed
 

@@ -17,7 +17,9 @@ from services.retrieval.filters import expression
 from services.retrieval.index import MilvusIndex
 from services.retrieval.layout import Places
 from services.retrieval.milvus import Lexical, connect
-from shared.errors import InvalidRequest, NotFound, Unavailable
+from services.retrieval.rows import rows_of
+from shared.errors import DocumentTaken, InvalidRequest, NotFound, Unavailable
+from shared.principals.principal import Principal, Role
 from shared.search import (
     CollectionInfo,
     Filter,
@@ -29,6 +31,7 @@ from shared.search import (
 )
 
 DIM = 8
+OPERATOR = Principal.operator("t")
 _names = (f"c-{i}.x_y" for i in itertools.count())
 
 
@@ -63,18 +66,23 @@ def _put(index: MilvusIndex, collection: str, *documents: IndexedDocument, tenan
 
 
 def _dense(
-    index: MilvusIndex, collection: str, where: str = "", limit: int = 1000, tenant: str = "t"
+    index: MilvusIndex,
+    collection: str,
+    where: str = "",
+    limit: int = 1000,
+    tenant: str = "t",
+    who: Principal = OPERATOR,
 ) -> list[SearchHit]:
-    name = index.searched(tenant, collection).searched
-    ranked = index.search_dense(name, np.ones((1, DIM), np.float32), limit, where)[0]
-    rows = index.fetch(name, [key for key, _ in ranked])
+    name = index.searched(tenant, collection, who).searched
+    ranked = index.search_dense(name, np.ones((1, DIM), np.float32), limit, where, who)[0]
+    rows = index.fetch(name, [key for key, _ in ranked], who)
     return [rows[key] for key, _ in ranked]
 
 
-def _bm25(index: MilvusIndex, collection: str, query: str) -> list[str]:
-    name = index.searched("t", collection).searched
-    ranked = index.search_bm25(name, [query], 100, "")[0]
-    rows = index.fetch(name, [key for key, _ in ranked])
+def _bm25(index: MilvusIndex, collection: str, query: str, who: Principal = OPERATOR) -> list[str]:
+    name = index.searched("t", collection, who).searched
+    ranked = index.search_bm25(name, [query], 100, "", who)[0]
+    rows = index.fetch(name, [key for key, _ in ranked], who)
     return [rows[key].chunk.text for key, _ in ranked]
 
 
@@ -96,32 +104,33 @@ def test_what_was_put_is_found_whole(index: MilvusIndex, collection: str) -> Non
 def test_the_documents_of_a_collection_are_listed_whichever_embedder_indexed_them(
     index: MilvusIndex, collection: str
 ) -> None:
-    assert index.documents("t", collection) == IndexedIds()
+    assert index.documents("t", collection, OPERATOR) == IndexedIds()
     _put(index, collection, _document("b/ü", "one", "two"), _document("a", "three"))
     _put(index, collection, _document("theirs", "four"), tenant="u")
-    assert index.documents("t", collection) == IndexedIds(("a", "b/ü"))
+    assert index.documents("t", collection, OPERATOR) == IndexedIds(("a", "b/ü"))
     later = MilvusIndex(index._milvus, "another embedder", DIM)
-    assert later.documents("t", collection) == IndexedIds(("a", "b/ü"), other_embedder=True)
+    assert later.documents("t", collection, OPERATOR) == IndexedIds(("a", "b/ü"), other_embedder=True)
     _put(later, collection, _document("c", "five"))
-    assert later.documents("t", collection) == IndexedIds(("a", "b/ü", "c"), other_embedder=True)
-    later.remove("t", collection, ["a", "b/ü"])
-    assert later.documents("t", collection) == IndexedIds(("c",))
+    assert later.documents("t", collection, OPERATOR) == IndexedIds(("a", "b/ü", "c"), other_embedder=True)
+    later.remove("t", collection, ["a", "b/ü"], OPERATOR)
+    assert later.documents("t", collection, OPERATOR) == IndexedIds(("c",))
 
 
 def test_the_nearest_vector_comes_first_with_its_cosine(index: MilvusIndex, collection: str) -> None:
     document = _document("d", "one", "two", "three")
     _put(index, collection, document)
     query = _vectors(document)[1:2]
-    best_key, best_score = index.search_dense(index.places("t", collection).own, query, 3, "")[0][0]
-    assert index.fetch(index.places("t", collection).own, [best_key])[best_key].chunk.text == "two"
+    best_key, best_score = index.search_dense(index.places("t", collection).own, query, 3, "", OPERATOR)[0][0]
+    assert index.fetch(index.places("t", collection).own, [best_key], OPERATOR)[best_key].chunk.text == "two"
     assert best_score == pytest.approx(1.0, abs=1e-5)
 
 
 def test_every_query_of_a_batch_gets_its_own_ranking(index: MilvusIndex, collection: str) -> None:
     document = _document("d", "one", "two", "three")
     _put(index, collection, document)
-    rankings = index.search_dense(index.places("t", collection).own, _vectors(document), 1, "")
-    rows = index.fetch(index.places("t", collection).own, [ranking[0][0] for ranking in rankings])
+    rankings = index.search_dense(index.places("t", collection).own, _vectors(document), 1, "", OPERATOR)
+    found = [ranking[0][0] for ranking in rankings]
+    rows = index.fetch(index.places("t", collection).own, found, OPERATOR)
     assert [rows[ranking[0][0]].chunk.text for ranking in rankings] == ["one", "two", "three"]
 
 
@@ -143,12 +152,12 @@ def test_replacing_a_document_removes_its_old_chunks(index: MilvusIndex, collect
 
 def test_only_an_equal_document_is_current(index: MilvusIndex, collection: str) -> None:
     document, own = _document("d", "one", "two"), index.places("t", collection).own
-    assert not index.is_current(own, document)
+    assert not index.is_current(own, "t", collection, document)
     _put(index, collection, document)
-    assert index.is_current(own, document)
-    assert not index.is_current(own, replace(document, chunks=document.chunks[:1]))
-    assert not index.is_current(own, replace(document, model_fingerprint="other"))
-    assert not index.is_current(own, replace(document, document_id="e"))
+    assert index.is_current(own, "t", collection, document)
+    assert not index.is_current(own, "t", collection, replace(document, chunks=document.chunks[:1]))
+    assert not index.is_current(own, "t", collection, replace(document, model_fingerprint="other"))
+    assert not index.is_current(own, "t", collection, replace(document, document_id="e"))
 
 
 def test_a_rare_word_finds_its_chunk_however_late_it_came(index: MilvusIndex, collection: str) -> None:
@@ -164,8 +173,13 @@ def test_a_rare_word_finds_its_chunk_however_late_it_came(index: MilvusIndex, co
 
 def test_words_that_nobody_has_find_nothing(index: MilvusIndex, collection: str) -> None:
     _put(index, collection, _document("d", "one"))
-    assert index.search_bm25(index.places("t", collection).own, ["zebra", "one", "!?"], 5, "")[0] == []
-    assert len(index.search_bm25(index.places("t", collection).own, ["zebra", "one", "!?"], 5, "")[1]) == 1
+    assert (
+        index.search_bm25(index.places("t", collection).own, ["zebra", "one", "!?"], 5, "", OPERATOR)[0] == []
+    )
+    assert (
+        len(index.search_bm25(index.places("t", collection).own, ["zebra", "one", "!?"], 5, "", OPERATOR)[1])
+        == 1
+    )
 
 
 def test_a_chunk_without_any_word_can_be_stored(index: MilvusIndex, collection: str) -> None:
@@ -178,11 +192,13 @@ def test_tenants_do_not_see_each_other(index: MilvusIndex, collection: str) -> N
     _put(index, collection, _document("d", "theirs"), tenant="b-tenant")
     assert [hit.chunk.text for hit in _dense(index, collection, tenant="a-tenant")] == ["mine"]
     place = index.places("b-tenant", collection).own
-    theirs = [key for key, _ in index.search_dense(place, np.ones((1, DIM), np.float32), 9, "")[0]]
-    assert index.fetch(index.places("a-tenant", collection).own, theirs) == {}
-    assert index.remove("c-tenant", collection, ["d"]) == 0
-    assert [(info.name, info.num_chunks) for info in index.collections("a-tenant")] == [(collection, 1)]
-    assert index.collections("c-tenant") == []
+    theirs = [key for key, _ in index.search_dense(place, np.ones((1, DIM), np.float32), 9, "", OPERATOR)[0]]
+    assert index.fetch(index.places("a-tenant", collection).own, theirs, OPERATOR) == {}
+    assert index.remove("c-tenant", collection, ["d"], OPERATOR) == 0
+    assert [(info.name, info.num_chunks) for info in index.collections("a-tenant", OPERATOR)] == [
+        (collection, 1)
+    ]
+    assert index.collections("c-tenant", OPERATOR) == []
 
 
 def test_an_unknown_collection_is_named_with_those_there_are(index: MilvusIndex) -> None:
@@ -195,8 +211,8 @@ def test_an_unknown_collection_is_named_with_those_there_are(index: MilvusIndex)
 
 def test_removing_the_last_document_removes_the_collection(index: MilvusIndex, collection: str) -> None:
     _put(index, collection, _document("d", "one", "two"), _document("e", "three"))
-    assert index.remove("t", collection, ["d", "unknown"]) == 2
-    assert index.remove("t", collection, ["e"]) == 1
+    assert index.remove("t", collection, ["d", "unknown"], OPERATOR) == 2
+    assert index.remove("t", collection, ["e"], OPERATOR) == 1
     with pytest.raises(NotFound):
         _dense(index, collection)
     _put(index, collection, _document("d", "again"))
@@ -275,7 +291,10 @@ def test_filters_apply_to_built_in_fields_and_all_together(index: MilvusIndex, c
     assert [hit.document_id for hit in _dense(index, collection, expression(both))] == ["a/1"]
     titled = [Filter("title", FilterOp.EQ, ("Title of b/1",))]
     assert [hit.document_id for hit in _dense(index, collection, expression(titled))] == ["b/1"]
-    assert len(index.search_bm25(index.places("t", collection).own, ["x"], 9, expression(both))[0]) == 1
+    assert (
+        len(index.search_bm25(index.places("t", collection).own, ["x"], 9, expression(both), OPERATOR)[0])
+        == 1
+    )
 
 
 def test_what_another_embedder_indexed_is_searched_until_it_is_replaced_at_once(tmp_path: Path) -> None:
@@ -287,18 +306,18 @@ def test_what_another_embedder_indexed_is_searched_until_it_is_replaced_at_once(
     )
     _put(old, "c", _document("d", "one"), _document("e", "two"))
     assert new.outdated() == 1
-    places = new.searched("t", "c")
+    places = new.searched("t", "c", OPERATOR)
     assert places.replacing
     assert new.settings_of(places.searched) == noted
     assert new.adopt("t", "c") == 0  # nothing could be searched any more
     for text, document in (("one", "d"), ("two", "e")):
         _put(new, "c", _document(document, text))
         assert sorted(hit.chunk.text for hit in _dense(new, "c")) == ["one", "two"]
-        assert new.searched("t", "c") == places
-        assert new.collections("t") == [CollectionInfo("c", 2)]
+        assert new.searched("t", "c", OPERATOR) == places
+        assert new.collections("t", OPERATOR) == [CollectionInfo("c", 2)]
     assert new.adopt("t", "c") == 1
     assert new.outdated() == 0
-    assert new.searched("t", "c") == Places(places.own, places.own)
+    assert new.searched("t", "c", OPERATOR) == Places(places.own, places.own)
     assert sorted(hit.chunk.text for hit in _dense(new, "c")) == ["one", "two"]
     with pytest.raises(NotFound, match="removed while searching"):  # who has not noticed yet, does now
         _dense(old, "c")
@@ -315,7 +334,7 @@ def test_going_back_and_forth_between_embedders_loses_nothing(tmp_path: Path) ->
     for index, others in ((three, 2), (one, 1), (two, 1)):
         _put(index, "c", _document("d", "text"))
         assert index.adopt("t", "c") == others
-        places = index.searched("t", "c")
+        places = index.searched("t", "c", OPERATOR)
         assert places.own == places.searched
         assert [hit.chunk.text for hit in _dense(index, "c")] == ["text"]
     one.close()
@@ -328,9 +347,9 @@ def test_a_removed_document_is_gone_from_what_is_searched_and_from_what_replaces
     old, new = MilvusIndex(milvus, "old", DIM), MilvusIndex(milvus, "new", DIM)
     for index in (old, new):
         _put(index, "c", _document("d", "one", "two"), _document("e", "three"))
-    assert new.remove("t", "c", ["d"]) == 2
-    assert new.documents("t", "c") == IndexedIds(("e",), other_embedder=True)
-    assert new.remove("t", "c", ["e"]) == 1
+    assert new.remove("t", "c", ["d"], OPERATOR) == 2
+    assert new.documents("t", "c", OPERATOR) == IndexedIds(("e",), other_embedder=True)
+    assert new.remove("t", "c", ["e"], OPERATOR) == 1
     assert not milvus.client.list_collections()
     new.close()
 
@@ -341,7 +360,7 @@ def test_a_reopened_index_answers_whoever_asks_first_and_all_at_once(tmp_path: P
         if attempt:
             with ThreadPoolExecutor(8) as threads:
                 found = [threads.submit(_dense, index, f"c{i % 2}") for i in range(4)]
-                listed = [threads.submit(index.collections, "t") for _ in range(2)]
+                listed = [threads.submit(index.collections, "t", OPERATOR) for _ in range(2)]
                 found += [threads.submit(_dense, index, f"c{i % 2}") for i in range(4)]
             assert [hit.chunk.text for f in found for hit in f.result()] == ["one"] * 8
             assert all(sum(info.num_chunks for info in f.result()) == 2 for f in listed)
@@ -389,3 +408,138 @@ def test_acknowledged_documents_survive_a_kill_and_the_next_owner_waits_for_the_
     assert {f"d{i}" for i in range(last + 1)} <= found
     assert set(_bm25(index, "c", "text")) >= {f"text {i}" for i in range(last + 1)}
     index.close()
+
+
+def _who(*groups: str) -> Principal:
+    return Principal("somebody", "t", frozenset([Role.WRITER]), frozenset(groups))
+
+
+def _for(document: IndexedDocument, *readers: tuple[str, ...]) -> IndexedDocument:
+    chunks = zip(document.chunks, readers, strict=True)
+    return replace(document, chunks=tuple(replace(chunk, readers=of) for chunk, of in chunks))
+
+
+@pytest.fixture(params=[Lexical.OWN, Lexical.SERVER])
+def read_by_some(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MilvusIndex]:
+    milvus = replace(connect(str(tmp_path / "index"), "", 5), lexical=request.param)
+    index = MilvusIndex(milvus, "embedder", DIM)
+    _put(
+        index,
+        "c",
+        _document("open", "open word"),
+        _for(_document("hr", "hr word", "hr other"), ("hr",), ("hr",)),
+        _for(_document("part", "part word", "part secret"), (), ("board", "hr")),
+    )
+    _put(index, "hidden", _for(_document("d", "one"), ("hr",)))
+    yield index
+    index.close()
+
+
+def test_who_asks_finds_what_he_may_read_as_if_nothing_else_were_there(read_by_some: MilvusIndex) -> None:
+    index = read_by_some
+
+    def seen(who: Principal) -> tuple[list[str], list[str], dict[str, int], tuple[str, ...]]:
+        dense = sorted(hit.chunk.text for hit in _dense(index, "c", who=who))
+        counts = {info.name: info.num_chunks for info in index.collections("t", who)}
+        return (
+            dense,
+            sorted(_bm25(index, "c", "word", who)),
+            counts,
+            index.documents("t", "c", who).document_ids,
+        )
+
+    assert (
+        seen(_who())
+        == seen(_who("other"))
+        == (*(["open word", "part word"], ["open word", "part word"], {"c": 2}, ("open", "part")),)
+    )
+    assert seen(_who("board")) == (
+        ["open word", "part secret", "part word"],
+        ["open word", "part word"],
+        {"c": 3},
+        ("open", "part"),
+    )
+    everything = (
+        ["hr other", "hr word", "open word", "part secret", "part word"],
+        ["hr word", "open word", "part word"],
+        {"c": 5, "hidden": 1},
+        ("hr", "open", "part"),
+    )
+    assert seen(_who("hr")) == seen(_who("*")) == seen(OPERATOR) == everything
+    with pytest.raises(NotFound, match=r"'hidden' does not exist; there are: c$"):
+        _dense(index, "hidden", who=_who("board"))
+
+
+def test_as_many_hits_come_as_there_are_readable_ones(read_by_some: MilvusIndex) -> None:
+    for i in range(20):
+        _put(read_by_some, "c", _for(_document(f"more{i}", "hr word"), ("hr",)))
+    for limit in (1, 2, 3):
+        assert len(_dense(read_by_some, "c", limit=limit, who=_who("board"))) == limit
+
+
+def test_scores_tell_nothing_of_what_one_may_not_read(index: MilvusIndex, collection: str) -> None:
+    def score() -> float:
+        name = index.searched("t", collection, _who()).searched
+        ((_, found),) = index.search_bm25(name, ["rare word"], 9, "", _who())[0]
+        return found
+
+    _put(index, collection, _document("open", "a rare word"))
+    alone = score()
+    _put(index, collection, _for(_document("hr", *["rare"] * 5), *[("hr",)] * 5))
+    assert score() == alone
+    assert index.search_bm25(index.places("t", collection).own, ["hr rare"], 9, "", _who("hr"))[0]
+
+
+def test_readers_change_without_new_vectors(read_by_some: MilvusIndex) -> None:
+    index = read_by_some
+    name = index.places("t", "c").own
+    changed = _for(_document("hr", "hr word", "hr other"), ("board",), ("hr",))
+    assert index.has_content(name, changed)
+    assert not index.is_current(name, "t", "c", changed)
+    index.put_readers(name, "t", "c", changed)
+    assert index.is_current(name, "t", "c", changed)
+    assert sorted(_bm25(index, "c", "word", _who("board"))) == ["hr word", "open word", "part word"]
+    assert sorted(_bm25(index, "c", "word", _who("hr"))) == ["open word", "part word"]
+    own = [hit for hit in _dense(index, "c", who=_who("board")) if hit.document_id == "hr"]
+    query = _vectors(changed)[:1]
+    ((_, cosine), *_rest) = index.search_dense(name, query, 9, "", _who("board"))[0]
+    assert [hit.chunk.readers for hit in own] == [("board",)]
+    assert cosine == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_restricted_document_loses_readers_and_gains_none(read_by_some: MilvusIndex) -> None:
+    index = read_by_some
+    assert index.restrict("t", "c", "part", ("board", "x")) == 2
+    assert sorted(hit.document_id for hit in _dense(index, "c", who=_who("x"))) == ["open", "part"]
+    assert sorted(
+        hit.chunk.text for hit in _dense(index, "c", who=_who("board")) if hit.document_id == "part"
+    ) == [
+        "part secret",
+        "part word",
+    ]
+    assert [hit.document_id for hit in _dense(index, "c", who=_who())] == ["open"]
+    assert index.restrict("t", "c", "part", ()) == 0
+    assert index.restrict("t", "c", "part", ("nobody-else",)) == 2
+    assert [hit.document_id for hit in _dense(index, "c", who=_who("board", "nobody-else"))] == ["open"]
+    assert len(_dense(index, "c", who=OPERATOR)) == 5
+
+
+def test_what_one_may_not_read_he_neither_removes_nor_replaces(read_by_some: MilvusIndex) -> None:
+    index = read_by_some
+    assert index.remove("t", "c", ["hr", "gone"], _who("board")) == 0
+    for document_id, who in (("hr", _who()), ("part", _who())):
+        with pytest.raises(DocumentTaken, match=f"'{document_id}' is taken"):
+            index.check_may_change("t", "c", document_id, who)
+    with pytest.raises(DocumentTaken, match="'part' is taken"):
+        index.remove("t", "c", ["part"], _who())
+    assert len(_dense(index, "c", who=OPERATOR)) == 5
+    index.check_may_change("t", "c", "part", _who("board"))
+    assert index.remove("t", "c", ["part"], _who("board")) == 2
+
+
+def test_rows_of_earlier_versions_are_for_everybody(index: MilvusIndex, collection: str) -> None:
+    """They say nothing of readers."""
+    document = _document("old", "one")
+    assert not any("_readers" in row["terms"] for row in rows_of("t", collection, document))
+    _put(index, collection, document)
+    assert [hit.document_id for hit in _dense(index, collection, who=_who())] == ["old"]

@@ -70,6 +70,7 @@ def stack(
         "generator": {"verdict": str(verdict)},
         "gateway": {"shadow": {"share": 1.0}},
         "retrieval": {"milvus_token": SECRET},
+        "internal_calls": True,  # test_another_cluster's gateway uses it
     }
     running = stacks.start(tmp_path_factory.mktemp("stack") / "data", **settings)
     try:

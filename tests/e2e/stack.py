@@ -42,6 +42,10 @@ class Stack:
             f"a replica of {application}",
         )
 
+    def agent_pid(self) -> int:
+        """The process of the store's agent."""
+        return wait_for(lambda: next(iter(self._pids("ray::AgentActor")), None), "an agent of the store")
+
     def kill_replica(self, application: str) -> None:
         os.kill(self.replica_pid(application), signal.SIGKILL)
 

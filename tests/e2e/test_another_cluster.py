@@ -1,20 +1,30 @@
-"""A stack of gateway and ingestion alone: another stack serves all that they call, reached by address."""
+"""A stack of gateway and ingestion alone, whose callers are answered by TLS: another stack serves all that
+they call, reached by address."""
 
 from __future__ import annotations
 
 import json
+import ssl
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 import yaml
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from cluster.cli.remote import rag_client
 from cluster.local import launcher
 from cluster.local.state import RunDirectory
 from shared.answer import Inquiry
-from shared.errors import NotFound
+from shared.clients.channels import TLS, channel_to
+from shared.errors import NotFound, Unavailable
+from shared.principals.principal import Role
+from shared.principals.roles import ROLES
 from shared.request import RequestContext
+from tests.certificates import Authority
 from tests.e2e import stack as stacks
 from tests.e2e.stack import Stack
 
@@ -29,6 +39,8 @@ QUESTION = "Who steers the ferry of Quernby?"
 def front(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Started as an operator does it; ``stack`` is the other cluster."""
     folder = tmp_path_factory.mktemp("front")
+    authority = Authority.in_directory(folder / "authority", "the operator's authority")
+    certificate, key = authority.issue(folder, "localhost")
     quilt = {
         "model": "demo",
         "grpc_port": launcher.free_port(),
@@ -39,7 +51,8 @@ def front(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
     (folder / "quilt.yaml").write_text(yaml.safe_dump(quilt), encoding="utf-8")
     data_dir = folder / "data"
     try:
-        up = stacks.cli(data_dir, "up", "--config", str(folder / "quilt.yaml"))
+        tls = ("--tls-cert", str(certificate), "--tls-key", str(key))
+        up = stacks.cli(data_dir, "up", "--config", str(folder / "quilt.yaml"), *tls)
         assert up.returncode == 0, up.stdout + up.stderr
         for name in ELSEWHERE:
             assert f"{name} is not started here: the one at {stack.target} is used" in up.stdout
@@ -78,14 +91,53 @@ def test_a_document_is_ingested_asked_and_deleted_through_the_other_cluster(
     assert COLLECTION not in stack.cli("documents").stdout
 
 
+async def test_callers_do_not_find_what_services_alone_call(front: Stack, stack: Stack) -> None:
+    """``front`` is as ``kvquilt up`` makes it; ``stack`` serves another cluster, by ``internal_calls``."""
+    internal = [rpc.partition(".")[::2] for rpc, role in ROLES.items() if role is Role.INTERNAL]
+    assert ("Retrieval", "Index") in internal
+    async with channel_to(front.target, front.state.certificate) as channel:
+        for service, method in internal:
+            for application in ("gateway", "ingestion"):
+                call: Any = channel.stream_stream(f"/kvquilt.v1.{service}/{method}")
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await call(metadata=(("application", application),)).read()
+                assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED, (service, method)
+    between = {"kvquilt.v1.NodeStore", "kvquilt.v1.Selection"}
+    assert (listed(front) & between, listed(stack) & between) == (set(), {"kvquilt.v1.Selection"})
+
+
+def listed(stack: Stack) -> set[str]:
+    """The services that reflection tells of."""
+    if not stack.state.certificate:
+        channel = grpc.insecure_channel(stack.target)
+    else:
+        trusted = grpc.ssl_channel_credentials(Path(stack.state.certificate).read_bytes())
+        channel = grpc.secure_channel(stack.target.removeprefix(TLS), trusted)
+    with channel:
+        return set(ProtoReflectionDescriptorDatabase(channel).get_services())
+
+
+async def test_callers_are_answered_by_tls_alone(front: Stack) -> None:
+    authority = str(Path(front.state.certificate).parent / "authority" / "ca.crt")
+    asked = stacks.cli(front.data_dir, "--target", front.target, "--ca", authority, "status")
+    assert asked.returncode == 0, asked.stdout + asked.stderr
+    async with rag_client(front.target.removeprefix(TLS)) as client:
+        with pytest.raises(Unavailable):
+            await client.status(RequestContext.create(deadline_ms=3_000))
+    trusted = ssl.create_default_context(cafile=authority)
+    with urllib.request.urlopen(f"{front.state.http}/-/healthz", timeout=30, context=trusted) as answered:
+        assert answered.status == 200
+
+
 async def test_errors_of_the_other_cluster_are_what_they_were_there(front: Stack) -> None:
-    async with rag_client(front.target) as client:
+    async with rag_client(front.target, ca_file=front.state.certificate) as client:
         with pytest.raises(NotFound, match="nowhere"):
             async for _ in client.answer(RequestContext.create(), Inquiry("nowhere", (QUESTION,))):
                 pass
 
 
 def test_what_is_not_deployed_where_it_is_asked_is_unavailable(front: Stack) -> None:
-    asked = stacks.cli(front.data_dir, "--target", front.target, "store", "stats", timeout_s=180.0)
+    there = ("--target", front.target, "--ca", front.state.certificate)
+    asked = stacks.cli(front.data_dir, *there, "store", "stats", timeout_s=180.0)
     assert asked.returncode == 4
     assert "Application 'kv_store' is not deployed where it was called" in asked.stderr

@@ -3,6 +3,8 @@ Ray's REST API."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -18,16 +20,21 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.cli.remote import rag_client
 from cluster.local.launcher import free_port
 from cluster.local.processes import end_session, session_members
 from cluster.paths import DEMO_ASSETS, PROJECT_ROOT
 from load_tests.servers.s3 import S3Server
+from shared.config import API_KEY
+from shared.errors import Unauthenticated
+from shared.request import RequestContext
 from tests.e2e.stack import wait_for
 from tests.helm import CHART, Helm, only, profile, serve_config_of
 from tests.minio_server import new_bucket
 
 pytestmark = pytest.mark.e2e
 NUM_GENERATOR_PODS = 2
+MOUNTED = "/etc/kvquilt"
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,7 @@ class Cluster:
             yaml.safe_dump(config)
             .replace("/data", f"{self.directory}/data")
             .replace("/index", f"{self.directory}/index")
+            .replace(MOUNTED, str(self.directory / "secrets"))
         )
         adapted = yaml.safe_load(text)
         adapted["http_options"] = {"host": "127.0.0.1", "port": self.ports["http"]}
@@ -53,6 +61,14 @@ class Cluster:
         self._call("PUT", adapted)
         running = {app["name"]: "RUNNING" for app in config["applications"]}
         wait_for(lambda: self.states() == running or None, "running applications", timeout_s=480)
+
+    def mount(self, objects: list[dict[str, Any]]) -> str:
+        """Puts the release's secrets where pods find them, and returns the administrator's key."""
+        keys, installation = (only(objects, "Secret", name)["data"] for name in ("-keys", "-installation"))
+        for folder, secret, name in (("keys", keys, "keys.json"), ("installation", installation, "secret")):
+            (self.directory / "secrets" / folder).mkdir(parents=True)
+            (self.directory / "secrets" / folder / name).write_bytes(base64.b64decode(secret[name]))
+        return base64.b64decode(keys["admin"]).decode()
 
     def states(self) -> dict[str, str]:
         applications = self._call("GET")["applications"]
@@ -148,24 +164,27 @@ def _answers(cluster: Cluster) -> bool:
 def test_a_rendered_configuration_answers_questions_and_scales_in_place(
     cluster: Cluster, helm: Helm, s3_server: S3Server
 ) -> None:
-    def rendered(**values: Any) -> dict[str, Any]:
+    def objects(**values: Any) -> list[dict[str, Any]]:
         store = {
             "objects.endpoint": s3_server.endpoint,
             "objects.secure": False,
             "objects.bucket": bucket,
             "minio.enabled": False,
+            "auth.mode": "required",
             "config.selector.model": str(DEMO_ASSETS / "model" / "auxiliary"),  # not the image's
         }
-        return serve_config_of(helm.render(profile("dev-cpu"), **store, **values))
+        return helm.render(profile("dev-cpu"), **store, **values)
 
     bucket = new_bucket()
-    cluster.deploy(rendered())
-    answered = helm_test(cluster)
+    key = cluster.mount(objects())
+    cluster.deploy(serve_config_of(objects()))
+    asyncio.run(refused(cluster))
+    answered = helm_test(cluster, key)
     assert answered.returncode == 0, answered.stdout + answered.stderr
     assert "as expected: Tamdal was founded by Frida Pelard" in answered.stdout
 
     before = cluster.replicas()
-    cluster.deploy(rendered(**{"generator.replicas": NUM_GENERATOR_PODS}))
+    cluster.deploy(serve_config_of(objects(**{"generator.replicas": NUM_GENERATOR_PODS})))
     wait_for(
         lambda: len(cluster.replicas()["generator"]) == NUM_GENERATOR_PODS or None,
         "second generator",
@@ -175,7 +194,7 @@ def test_a_rendered_configuration_answers_questions_and_scales_in_place(
     assert before.pop("generator") < after.pop("generator")
     assert before == after
 
-    wrong = helm_test(cluster, ANSWER="Nobody at all")
+    wrong = helm_test(cluster, key, ANSWER="Nobody at all")
     assert wrong.returncode != 0
     assert "does not hold 'Nobody at all'; test.question and test.answer say" in wrong.stderr
     assert "agent of node" in cluster.log.read_text(errors="replace"), (
@@ -183,14 +202,20 @@ def test_a_rendered_configuration_answers_questions_and_scales_in_place(
     )
 
 
-def helm_test(cluster: Cluster, **changes: str) -> subprocess.CompletedProcess[str]:
+async def refused(cluster: Cluster) -> None:
+    async with rag_client(f"127.0.0.1:{cluster.ports['grpc']}") as client:
+        with pytest.raises(Unauthenticated):
+            await client.status(RequestContext.create())
+
+
+def helm_test(cluster: Cluster, key: str, **changes: str) -> subprocess.CompletedProcess[str]:
     """What the pod of ``helm test`` runs."""
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))["test"]
     given = {name.upper(): values[name] for name in ("document", "question", "answer")}
     script = (CHART / "files" / "test.sh").read_text(encoding="utf-8")
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
-        env=environment() | given | {"TARGET": f"127.0.0.1:{cluster.ports['grpc']}"} | changes,
+        env=environment() | given | {"TARGET": f"127.0.0.1:{cluster.ports['grpc']}", API_KEY: key} | changes,
         cwd=cluster.directory,
         capture_output=True,
         text=True,

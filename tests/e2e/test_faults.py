@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from cluster.cli.remote import ingest_client, rag_client
+from cluster.cli.remote import ingest_client, rag_client, retrieval_client
 from cluster.paths import DEMO_ASSETS
 from shared.answer import AnswerDone, AnswerEvent, Inquiry, RetrievalOptions
 from shared.errors import InternalError, KvquiltError, NotFound, Unavailable
@@ -103,6 +105,54 @@ async def test_ingestion_killed_in_mid_run_goes_on_with_the_same_command(
         stack.cli, "ask", QUESTION, "-c", "many", "-k", "5", "--json", "--max-tokens", "1"
     )
     assert hits.returncode == 0, hits.stderr
+
+
+@pytest.mark.parametrize(
+    "applications",
+    [("retrieval",), ("kv_store",), ("retrieval", "kv_store", "ingestion", "gateway")],
+    ids=["retrieval", "the store's front", "several at once"],
+)
+async def test_services_killed_in_mid_ingestion_lose_nothing_that_was_stored(
+    stack: Stack, tmp_path: Path, applications: tuple[str, ...]
+) -> None:
+    """Whatever the run was told, the same command brings all documents in, and every one is found."""
+    collection, folder = f"killed-{len(applications)}-{applications[0]}", tmp_path / "towns"
+    shutil.copytree(DEMO_ASSETS / "documents" / "towns", folder)
+    run = subprocess.Popen(
+        command(stack.data_dir, "ingest", str(folder), "-c", collection),
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    async with ingest_client(stack.target) as client:
+
+        async def stored() -> set[str]:
+            try:
+                return {d.document_id async for d in client.list(RequestContext.create(), collection)}
+            except NotFound:
+                return set()
+
+        async with asyncio.timeout(60):
+            while not (before := await stored()):
+                await asyncio.sleep(0.05)
+        pids = [stack.replica_pid(application) for application in applications]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(run.wait, timeout=120)
+        async with asyncio.timeout(RECOVERY_S):
+            while (
+                again := await asyncio.to_thread(stack.cli, "ingest", str(folder), "-c", collection)
+            ).returncode in (4, 5):
+                await asyncio.sleep(0.5)
+        assert again.returncode == 0, again.stdout + again.stderr
+        after = await stored()
+        assert before <= after
+        assert len(after) == sum(path.is_file() for path in folder.rglob("*"))
+    verified = await asyncio.to_thread(stack.cli, "store", "verify")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    async with retrieval_client(stack.target) as retrieval:
+        (hits,) = (await retrieval.search(RequestContext.create(), collection, [QUESTION], 99)).rankings
+    assert {hit.document_id for hit in hits} == after
 
 
 async def test_a_selector_that_is_killed_stops_no_answer(stack: Stack) -> None:

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from ray import serve
 from ray.cluster_utils import Cluster
 from ray.serve.config import HTTPOptions, gRPCOptions
 
+from cluster.local.launcher import free_port
 from protos.kvquilt.v1 import kv_store_node_pb2, kv_store_pb2
 from services.kv_store.app import DIRECTORY_VARIABLE, build
 from services.kv_store.tiers.memory_directory import memory_directory
@@ -76,7 +76,7 @@ def system(tmp_path_factory: pytest.TempPathFactory, environment: pytest.MonkeyP
     try:
         worker = cluster.add_node(**args[1])
         ray.init(address=cluster.address, log_to_driver=False)
-        http_port, grpc_port = _free_port(), _free_port()
+        http_port, grpc_port = free_port(), free_port()
         servicers = ["protos.kvquilt.v1.kv_store_pb2_grpc.add_KvStoreServicer_to_server"]
         serve.start(
             proxy_location="HeadOnly",
@@ -126,7 +126,9 @@ async def test_a_chunk_adopted_on_one_node_is_read_as_a_file_on_the_other(
     staging = Path(await files.stage(ctx(), worker))
     assert staging == system.directories[worker] / "staging"
     chunk_id = large_chunk(staging / "mine", 1)
-    assert await files.adopt(ctx(), chunk_id, worker, str(staging / "mine")) is False
+    assert (
+        await files.adopt(ctx(), chunk_id, worker, str(staging / "mine"), origin=origin_of(chunk_id)) is False
+    )
 
     there = await arrived(files, chunk_id, worker)
     assert not list(system.directories[head].rglob("*.arrow"))
@@ -173,7 +175,7 @@ async def test_a_document_takes_its_chunks_with_it_on_every_node(
     document = Manifest("default", "books", "a book", chunks=(ManifestChunk(chunk_id, (1, 2)),))
     with pytest.raises(FailedPrecondition, match="1 of 1 chunks"):
         await store.put_manifest(ctx(), document)
-    await files.adopt(ctx(), chunk_id, worker, str(staging / "mine"))
+    await files.adopt(ctx(), chunk_id, worker, str(staging / "mine"), origin=origin_of(chunk_id))
     await files.open(ctx(), [chunk_id], head)
     await store.put_manifest(ctx(), document)
     assert await store.get_manifest(ctx(), "books", "a book") == document
@@ -210,7 +212,10 @@ async def test_a_reader_asks_its_own_node_s_agent_and_finds_it_again_when_it_die
     staging = Path(await reader.stage(ctx(), worker))
     assert staging == system.directories[worker] / "staging"
     chunk_id = large_chunk(staging / "mine", 5)
-    assert await reader.adopt(ctx(), chunk_id, worker, str(staging / "mine")) is False
+    assert (
+        await reader.adopt(ctx(), chunk_id, worker, str(staging / "mine"), origin=origin_of(chunk_id))
+        is False
+    )
     assert (await reader.open(ctx(), [chunk_id], worker))[0].exists
 
     os.kill(ray.get(ray.get_actor(actor_name(worker), NAMESPACE).process_id.remote()), signal.SIGKILL)
@@ -230,7 +235,7 @@ async def test_an_agent_that_dies_is_started_again_and_has_everything(
     worker = system.nodes[1]
     staging = Path(await once_it_answers(lambda: files.stage(ctx(), worker)))  # the test before killed it too
     chunk_id = large_chunk(staging / "mine", 4)
-    await files.adopt(ctx(), chunk_id, worker, str(staging / "mine"))
+    await files.adopt(ctx(), chunk_id, worker, str(staging / "mine"), origin=origin_of(chunk_id))
 
     agent = ray.get_actor(actor_name(worker), NAMESPACE)
     os.kill(ray.get(agent.process_id.remote()), signal.SIGKILL)
@@ -244,9 +249,3 @@ async def once_it_answers(call: Callable[[], Awaitable[ResultT]]) -> ResultT:
             return await call()
         await asyncio.sleep(0.2)
     pytest.fail("the agent did not come back")
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])

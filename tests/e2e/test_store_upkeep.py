@@ -10,12 +10,15 @@ from pathlib import Path
 import grpc
 import pytest
 
+from services.kv_store.tiers.memory_directory import memory_directory
 from shared.clients import retrieval
 from shared.clients.grpc_transport import GrpcTransport
 from shared.clients.retrieval import RetrievalClient
+from shared.kv_format import inspect_chunk, write_chunk
 from shared.request import RequestContext
 from shared.search import IndexedChunk, IndexedDocument, IndexedIds
 from tests.e2e.stack import Stack
+from tests.kv_chunks import kv_of
 
 pytestmark = pytest.mark.e2e
 TEXTS = {
@@ -40,6 +43,11 @@ def chunk_ids(stack: Stack, collection: str) -> list[str]:
 
 def files(stack: Stack, chunk_id: str) -> list[Path]:
     return list((stack.data_dir / "kv").rglob(f"{chunk_id}.arrow"))
+
+
+def everywhere(stack: Stack, chunk_id: str) -> list[Path]:
+    memory = memory_directory(stack.data_dir / "kv")
+    return [*files(stack, chunk_id), *memory.rglob(f"{chunk_id}.arrow")]
 
 
 def tenant_bytes(stack: Stack, tenant: str) -> int:
@@ -129,3 +137,66 @@ def test_pins_and_garbage(stack: Stack, collection: str) -> None:
     collected = stack.cli("store", "gc", "--grace", "0.1s", "--dry-run")
     assert (collected.returncode, "would be removed" in collected.stdout) == (0, True)
     assert chunk_ids(stack, collection)
+
+
+def test_forged_kv_is_found_by_its_seal_and_by_computing_it_again(stack: Stack, collection: str) -> None:
+    """Somebody who can write the files puts other KV in the place of a chunk's, with right checksums."""
+    chunk_id = chunk_ids(stack, collection)[0]
+    honest = {path: path.read_bytes() for path in everywhere(stack, chunk_id)}
+    for path in honest:
+        assert inspect_chunk(path).key_id, "what is stored is sealed"
+        header = inspect_chunk(path).header
+        path.unlink()
+        write_chunk(path, header, *kv_of(header))
+    told = stack.cli("store", "verify", "--recompute-sample", "9999")  # all there are
+    assert told.returncode == 1, told.stdout + told.stderr
+    assert "1 chunks and 0 documents have no seal" in told.stdout
+    assert f"{chunk_id}  default: its KV is not what the model makes of its tokens" in told.stdout
+    for path in everywhere(stack, chunk_id):  # what was read may be in memory, too, by now
+        path.unlink()
+    for path, data in honest.items():
+        path.write_bytes(data)
+    told = stack.cli("store", "verify", "--recompute-sample", "5")
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
+def test_what_was_deleted_is_nowhere_any_more(stack: Stack, tmp_path: Path) -> None:
+    """Neither in a tier, in memory, in a second copy, in the index, in a log nor in what is on record."""
+    secret = "Quexalotl-7719"
+    (tmp_path / "secret.md").write_text(f"# Vault\n\nThe word of the vault is {secret}, says Ilse.\n")
+    assert stack.cli("ingest", str(tmp_path / "secret.md"), "-c", "vault").returncode == 0
+    ids = chunk_ids(stack, "vault")
+    asked = stack.cli("ask", "What is the word of the vault?", "-c", "vault", "--max-tokens", "1")
+    assert asked.returncode == 0
+    places = [stack.data_dir, memory_directory(stack.data_dir / "kv"), Path(stack.state.ray_dir)]
+    assert holding(places, secret)
+    assert all(files(stack, chunk_id) for chunk_id in ids)
+    assert stack.cli("delete", "secret.md", "-c", "vault").returncode == 0
+    assert stack.cli("store", "gc", "--grace", "1s").returncode == 0
+    assert [path for chunk_id in ids for path in files(stack, chunk_id)] == []
+    assert holding(places, secret) == []
+
+
+def holding(places: list[Path], text: str) -> list[Path]:
+    """Files in which the text stands."""
+    needle = text.encode()
+    return [
+        path
+        for place in places
+        for path in place.rglob("*")
+        if path.is_file() and not path.is_symlink() and needle in path.read_bytes()
+    ]
+
+
+def test_who_did_what_is_on_record(stack: Stack, collection: str) -> None:
+    assert stack.cli("delete", "selm.txt", "-c", "no-such").returncode != 0
+    told = [json.loads(line) for line in stack.cli("audit", "--json").stdout.splitlines()]
+    done = {(line["action"], line["outcome"]) for line in told}
+    assert {("ingest", "OK"), ("verify", "OK"), ("gc", "OK"), ("pin", "OK")} <= done
+    (ingested, *_) = [
+        line for line in told if line["action"] == "ingest" and line["collection"] == collection
+    ]
+    assert (ingested["principal"], ingested["tenant"]) == ("operator", "default")
+    assert sorted(ingested["document_ids"]) == sorted(TEXTS)
+    assert not holding([stack.data_dir / "audit"], "violet")
+    assert stack.cli("audit", "--verify").returncode == 0

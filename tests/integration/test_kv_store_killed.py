@@ -109,7 +109,8 @@ async def _write(client: AgentClient, acknowledged: Acknowledged, writer: int) -
             else:
                 path = Path(await client.stage(ctx)) / document_id
                 path.write_bytes(data)
-                await client.adopt(ctx, chunk_id, "", str(path), write_back=True)
+                origin = origin_of(chunk_id)
+                await client.adopt(ctx, chunk_id, "", str(path), write_back=True, origin=origin)
             acknowledged.chunks.add(chunk_id)
             acknowledged.count += 1
             await client.put_manifest(

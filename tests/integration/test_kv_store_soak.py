@@ -15,7 +15,7 @@ from load_tests.kv_store_soak.__main__ import soak
 from load_tests.kv_store_soak.clients import SoakClient, Violation
 from load_tests.servers.s3 import S3Server
 from shared.errors import NotFound, Unavailable
-from shared.kv_types import DeletedChunks, Manifest, OpenedChunk
+from shared.kv_types import DeletedChunks, Manifest, OpenedChunk, Origin
 from shared.request import RequestContext
 
 
@@ -73,6 +73,7 @@ class LyingStore:
         path: str,
         replace: bool = False,
         write_back: bool = False,
+        origin: Origin | None = None,
     ) -> bool:
         self.chunks[chunk_id] = Path(path).read_bytes()
         self._lie(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import random
@@ -466,3 +467,26 @@ def test_documents_wait_for_a_server_that_is_down_and_come_back_with_it(
     with pytest.raises(NotFound):
         Documents(tmp_path / "newer", objects=blobs).get("acme", "books", "1")
     moved.check_invariants()
+
+
+# ---- encryption at rest
+
+
+@pytest.mark.parametrize("size", [100, 6 << 20], ids=["one request", "in parts"])
+def test_every_object_is_written_with_the_encryption_that_was_asked_for(
+    s3_server: S3Server, proxy: FaultyS3, tmp_path: Path, size: int
+) -> None:
+    """The request is what counts: the server of these tests has no keys, and may refuse it."""
+    blobs = impatient(proxy.endpoint, encryption="s3", part_bytes=5 << 20)
+    path = tmp_path / "file"
+    path.write_bytes(bytes(size))
+    for write in (lambda: blobs.put_file("a", path), lambda: blobs.put("b", b"manifest")):
+        with contextlib.suppress(KvquiltError):
+            write()
+    begun = [
+        r
+        for r in proxy.requests
+        if r.method in ("PUT", "POST") and r.path.count("/") > 1 and "uploadId" not in r.path
+    ]
+    assert len({r.path.partition("?")[0] for r in begun}) == 2
+    assert {r.headers.get("x-amz-server-side-encryption") for r in begun} == {"AES256"}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pypdf import PdfReader, PdfWriter
+from pypdf.generic import ArrayObject, NameObject, NumberObject
 
 from services.ingestion.config import ParsingConfig
 from services.ingestion.formats.ocr import OcrFailed
@@ -19,8 +22,20 @@ from shared.errors import Cancelled, UnreadableDocument
 from tests.ingestion_world import World, text, upsert
 from tests.unit.ingestion.test_formats import make_pdf
 
+
+def one_page_again_and_again(times: int) -> bytes:
+    """A PDF of little more than the page itself."""
+    writer = PdfWriter(PdfReader(io.BytesIO(make_pdf("page"))))
+    pages = writer.root_object["/Pages"]
+    pages[NameObject("/Kids")] = ArrayObject([pages["/Kids"][0]] * times)
+    pages[NameObject("/Count")] = NumberObject(times)
+    written = io.BytesIO()
+    writer.write(written)
+    return written.getvalue()
+
+
 SETTINGS = ParserSettings()
-FOR_EVER = SourceDocument("a.html", b"<!--" * 60_000)
+FOR_EVER = SourceDocument("long.pdf", one_page_again_and_again(50_000))
 GOOD = [
     SourceDocument("a.md", "---\ntitle: Näme\n---\n# One\n\ntext\n\n## Two\n\nmore".encode()),
     SourceDocument("a.html", b"<title>T</title><h1>One</h1><p>text<ul><li>x<li>y</ul>"),
@@ -155,6 +170,6 @@ async def test_a_document_that_exceeds_its_limits_fails_by_name_and_the_others_a
     }
     service.close()
     assert [ends[name].stage for name in ("before.txt", "behind.txt")] == [Stage.STORED] * 2
-    failed = ends["a.html"]
+    failed = ends[FOR_EVER.document_id]
     assert (failed.stage, failed.error_code) == (Stage.FAILED, "DOCUMENT_UNREADABLE")
     assert failed.error.startswith("reading the document took more than 1 s of computing")

@@ -17,7 +17,8 @@ from services.retrieval.embedders import Load
 from services.retrieval.handlers import RetrievalHandlers
 from services.retrieval.index import MilvusIndex
 from services.retrieval.milvus import Lexical, Milvus, connect
-from services.retrieval.service import Reranking, RetrievalService
+from services.retrieval.reranker import Reranking
+from services.retrieval.service import RetrievalService
 from services.retrieval.transformer_embedder import TransformerEmbedder, load_embedder
 from shared import config
 from shared.clients.grpc_transport import GrpcTransport

@@ -4,6 +4,7 @@ and beside the other services, with a real store of one node."""
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ import grpc
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from protos.kvquilt.v1 import selection_pb2, selection_pb2_grpc
+from protos.kvquilt.v1 import common_pb2, selection_pb2, selection_pb2_grpc
 from services.ingestion.calls import CallPolicy
 from services.ingestion.config import IngestionConfig
 from services.ingestion.recipe import Recipe
@@ -25,7 +26,7 @@ from services.selector.config import SelectorConfig
 from services.selector.handlers import SelectionServicer
 from services.selector.loading import load_selector
 from services.selector.service import SelectorService
-from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
+from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport, error_of
 from shared.clients.selection import APPLICATION, SERVICE, SelectionClient
 from shared.config import load
 from shared.documents import Stage
@@ -34,6 +35,8 @@ from shared.errors import DeadlineExceeded, InvalidRequest, KvquiltError, ModelM
 from shared.generation.selection import Grouping, Reading, SelectionChunk, SelectionOrder
 from shared.kv_stores import NodeFiles
 from shared.kv_types import KvContext
+from shared.limits import RequestLimits
+from shared.principals.principal import Principal
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
 from shared.selection.auxiliary import load_auxiliary
@@ -49,6 +52,8 @@ from tests.token_families import tokenizer_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+LARGE = 20_000_000
+MAY_STAY_BYTES = 400 << 20
 LONG = " ".join(f"The mayor of town {i} is the founder of mine {i * 7}." for i in range(12))
 
 
@@ -214,7 +219,7 @@ async def test_errors_cross_the_wire(models: Path, store: DirectoryStore) -> Non
         with pytest.raises(ModelMismatch):
             await encode(served.client, [chunk, other])
         with pytest.raises(DeadlineExceeded):
-            await served.client.select(RequestContext("r", "t", 0.0), order_of([chunk]))
+            await served.client.select(RequestContext("r", Principal.operator("t"), 0.0), order_of([chunk]))
 
 
 async def test_what_a_caller_leaves_out_is_the_default_and_what_nobody_knows_is_refused(
@@ -364,3 +369,31 @@ async def test_a_document_of_before_gets_it_by_a_question_or_when_it_is_ingested
     renewed = await ingesting.agent.get_manifest(context(), "c", "a.txt")
     assert set(renewed.kv_ids) == set(manifest.kv_ids) | written_back
     assert (await ingesting.agent.collect_garbage(context(), grace_s=0)).num_chunks == 0
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+async def test_texts_of_20_mb_to_the_selector_take_no_memory(models: Path) -> None:
+    large = selection_pb2.SelectRequest(
+        meta=common_pb2.RequestMeta(),
+        questions=[QUESTION],
+        chunks=[selection_pb2.SelectionChunk(text="word " * (LARGE // 5))],
+    )
+    async with selecting(models, None) as served:
+        before = 0
+        for _ in range(5):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await served.stub.Select(large)
+            error = error_of(refused.value)
+            assert isinstance(error, InvalidRequest)
+            assert (
+                f"has {large.ByteSize()} bytes, more than the {RequestLimits().message_bytes}" in error.detail
+            )
+            before = before or resident_bytes()
+        assert resident_bytes() - before < MAY_STAY_BYTES
+        order = order_of(chunks_of(models, "The mayor of the town is the founder."))
+        (selected,) = await served.client.select(context(), order)
+        assert selected.tokens

@@ -20,8 +20,11 @@ from tests.oracles import as_dtype, tiny_model
 def test_modules_are_replaced_and_compute_the_same(
     family: str, norms: int, mlps: int, dtype: torch.dtype
 ) -> None:
+    """In bfloat16 both are about as far from what the same weights give in float32: three times as far at
+    most, since the interpreter cuts what the kernels write to bfloat16 instead of rounding it."""
     stock = as_dtype(tiny_model(family), dtype).eval()
     fused = copy.deepcopy(stock)
+    torch.manual_seed(0)
     with torch.no_grad():
         for weight in [p for name, p in stock.named_parameters() if "norm" in name]:
             weight.normal_()
@@ -34,8 +37,15 @@ def test_modules_are_replaced_and_compute_the_same(
         assert fused.state_dict().keys() == stock.state_dict().keys()
         ids = torch.arange(3, 20)[None]
         theirs, ours = stock(ids).logits.float(), fused(ids).logits.float()
-    error = (ours - theirs).pow(2).mean().sqrt() / theirs.pow(2).mean().sqrt()
-    assert error < (1e-5 if dtype is torch.float32 else 2e-2)
+        exact = stock.float()(ids).logits
+    if dtype is torch.float32:
+        assert relative_error(ours, exact) < 1e-5
+    else:
+        assert relative_error(ours, exact) < 3 * relative_error(theirs, exact)
+
+
+def relative_error(logits: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((logits - exact).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt())
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "phi3_partial", "llama_yarn"])

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from cluster.cli.remote import rag_client
 from cluster.paths import DEMO_ASSETS, PROJECT_ROOT
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Inquiry, RetrievalOptions
+from shared.config import API_KEY
 from shared.errors import KvquiltError
 from shared.generation.asked import SamplingParams
 from shared.generation.modes import ReuseMode
@@ -23,6 +24,7 @@ from shared.generation.orders import Reuse
 from shared.generation.told import Usage
 from shared.request import RequestContext
 from tests.k8s.door import Door
+from tests.k8s.keys import CREDENTIALS, KEY
 from tests.k8s.shell import CommandFailed, tell
 
 COLLECTION = "towns"
@@ -57,7 +59,7 @@ async def answer(
         KvquiltError: as any client of the gateway gets it.
     """
     events: list[AnswerEvent] = []
-    async with rag_client(target) as client:
+    async with rag_client(target, CREDENTIALS) as client:
         stream = client.answer(
             RequestContext.create(deadline_ms=DEADLINE_MS),
             Inquiry(
@@ -82,7 +84,7 @@ def kvquilt(target: str, *args: str, timeout_s: float = 300.0) -> subprocess.Com
     return subprocess.run(
         [sys.executable, "-m", "cluster.cli.main", "--target", target, *args],
         cwd=PROJECT_ROOT,
-        env=os.environ | {"COLUMNS": "200"},
+        env=os.environ | {"COLUMNS": "200", API_KEY: KEY},
         capture_output=True,
         text=True,
         timeout=timeout_s,

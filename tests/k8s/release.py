@@ -9,6 +9,7 @@ from typing import Any
 
 from cluster.paths import PROJECT_ROOT
 from tests.k8s.images import Images
+from tests.k8s.keys import ASKED, SECRET, put_keys
 from tests.k8s.kubectl import Kubectl, Object, cluster_objects, is_ready, waiting_reasons
 from tests.k8s.shell import run, tell, wait_for
 
@@ -28,6 +29,8 @@ class Release:
 
     def install(self, profile: str, *values: Values) -> None:
         tell(f"helm install in namespace {self.kubectl.namespace}")
+        if ASKED:
+            put_keys(self.kubectl)
         self._helm("install", profile, *values)
 
     def upgrade(self, profile: str, *values: Values) -> None:
@@ -109,6 +112,8 @@ class Release:
             "service": {"type": "NodePort"},
             "networkPolicy": _callers(),
         }
+        if ASKED:
+            values["auth"] = {"mode": "required", "existingSecret": SECRET}
         if self.images.minio:
             values["minio"] = {"image": _reference(self.images.minio)}
         return values
@@ -128,7 +133,18 @@ def _callers() -> Values:
     nodes = cluster_objects("nodes")
     foreign = [cidr for node in nodes for cidr in node["spec"].get("podCIDRs", [])]
     policy: Values = {"callers": [{"podSelector": {}}, {"ipBlock": {"cidr": "0.0.0.0/0", "except": foreign}}]}
-    if not cluster_objects("pods", _OPERATOR):
+    operators = cluster_objects("pods", _OPERATOR)
+    if operators:
+        names = {pod["metadata"]["namespace"] for pod in operators}
+        label = dict([_OPERATOR.split("=")])
+        policy["operator"] = [
+            {
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}},
+                "podSelector": {"matchLabels": label},
+            }
+            for name in sorted(names)
+        ]
+    else:
         own = [a["address"] for n in nodes for a in n["status"]["addresses"] if a["type"] == "InternalIP"]
         policy["operator"] = [{"ipBlock": {"cidr": f"{address}/32"}} for address in own]
     return policy

@@ -10,6 +10,7 @@ import pytest
 
 from tests.k8s.asking import ANSWER, COLLECTION, QUESTION, cli
 from tests.k8s.conftest import Trial, namespace
+from tests.k8s.keys import KEY
 from tests.k8s.kubectl import Kubectl
 from tests.k8s.release import FULLNAME
 from tests.k8s.shell import run
@@ -30,8 +31,12 @@ for address in sys.argv[1:]:
     except OSError:
         pass
 """
-# What is read at the address that is the argument.
-MODELS = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=30).read().decode())"
+# What is read at the address that is the first argument, with the key that is the second.
+MODELS = """
+import sys, urllib.request
+asked = urllib.request.Request(sys.argv[1], headers={"Authorization": f"Bearer {sys.argv[2]}"})
+print(urllib.request.urlopen(asked, timeout=30).read().decode())
+"""
 
 
 def test_the_command_line_works_from_outside(trial: Trial) -> None:
@@ -64,6 +69,8 @@ def test_grpcurl_asks_by_reflection(trial: Trial) -> None:
         "-plaintext",
         "-H",
         "application: gateway",
+        "-H",
+        f"authorization: Bearer {KEY}",
         "-d",
         request,
         trial.door.target,
@@ -76,7 +83,7 @@ def test_grpcurl_asks_by_reflection(trial: Trial) -> None:
 
 def test_openais_clients_find_the_gateway_by_its_own_service(trial: Trial) -> None:
     insider = trial.release.pods("services")[0]["metadata"]["name"]
-    listed = json.loads(trial.kubectl.python(insider, MODELS, f"http://{FULLNAME}-http:8000/v1/models"))
+    listed = json.loads(trial.kubectl.python(insider, MODELS, f"http://{FULLNAME}-http:8000/v1/models", KEY))
     assert [model["id"] for model in listed["data"]] == ["demo"]
 
 

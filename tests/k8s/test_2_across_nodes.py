@@ -20,6 +20,7 @@ from shared.request import RequestContext
 from tests.k8s.asking import cli
 from tests.k8s.conftest import Trial
 from tests.k8s.door import door_to_pod
+from tests.k8s.keys import CREDENTIALS
 from tests.k8s.kubectl import Object
 
 NUM_ASKERS = 8
@@ -31,13 +32,19 @@ print(*(f"{node['NodeID']}={node['NodeManagerAddress']}" for node in ray.nodes()
 """
 OPEN_MANY = """
 import asyncio
+from pathlib import Path
 import ray
 from shared.clients.agent_actor import agent_address
 from shared.clients.own_node import AgentConnection
+from shared.principals.credentials import ServiceIdentity
+from shared.principals.secret import signer_of
+from shared.principals.services import credentials_of
 from shared.request import RequestContext
 
 async def main():
-    agent = AgentConnection(await agent_address("NODE"))
+    secret = Path("/etc/kvquilt/installation/secret")
+    service = ServiceIdentity("test", signer_of(secret)) if secret.exists() else None
+    agent = AgentConnection(await agent_address("NODE"), credentials_of(service))
     ctx = RequestContext.create(deadline_ms=60_000)
     await asyncio.gather(*(agent.open(ctx, ["CHUNK"], "NODE") for _ in range(ASKERS)))
     while (opened := (await agent.open(ctx, ["CHUNK"], "NODE"))[0]).progress or not opened.exists:
@@ -72,7 +79,7 @@ def test_every_pod_of_ray_has_an_agent_with_a_cache_of_its_own(
     assert all("emptyDir" in cache for cache in caches)
 
     async def num_agents() -> int:
-        async with store_client(trial.door.target) as store:
+        async with store_client(trial.door.target, CREDENTIALS) as store:
             async with asyncio.timeout(60):
                 while (stats := await store.stats(ctx())).num_unreachable or len(stats.nodes) != len(pods):
                     await asyncio.sleep(1)
@@ -121,7 +128,7 @@ def test_generators_on_two_nodes_answer_the_same_tokens(trial: Trial, generators
 
 
 async def generated(target: str, chunk: tuple[int, ...]) -> list[int]:
-    async with generation_client(target) as generator:
+    async with generation_client(target, CREDENTIALS) as generator:
         sampling = SamplingParams(max_tokens=16, ignore_eos=True)
         order = GenerationOrder((chunk,), ("Who?",), reuse=Reuse(ReuseMode.REORDERED), sampling=sampling)
         events = generator.generate(ctx(), order)
@@ -129,7 +136,7 @@ async def generated(target: str, chunk: tuple[int, ...]) -> list[int]:
 
 
 async def chunk_ids(target: str, collection: str) -> list[str]:
-    async with store_client(target) as store:
+    async with store_client(target, CREDENTIALS) as store:
         page = await store.manifest_page(ctx(), collection)
     return [chunk.chunk_id for manifest in page.manifests for chunk in manifest.chunks]
 
@@ -142,7 +149,7 @@ async def generator_nodes(trial: Trial, generators: list[Object]) -> list[str]:
 
 
 async def fetches(trial: Trial, nodes: list[str]) -> Counter[str]:
-    async with store_client(trial.door.target) as store:
+    async with store_client(trial.door.target, CREDENTIALS) as store:
         stats = await store.stats(ctx())
     return Counter(
         {
@@ -154,5 +161,5 @@ async def fetches(trial: Trial, nodes: list[str]) -> Counter[str]:
 
 
 async def all_opens(trial: Trial) -> Counter[str]:
-    async with store_client(trial.door.target) as store:
+    async with store_client(trial.door.target, CREDENTIALS) as store:
         return Counter({n.node_id: n.counters.get("opens", 0) for n in (await store.stats(ctx())).nodes})

@@ -9,6 +9,7 @@ from cluster.cli.remote import store_client
 from shared.request import RequestContext
 from tests.k8s.asking import COLLECTION, DOCUMENTS, answer, cli
 from tests.k8s.conftest import RECOVERY_S, Trial, answers
+from tests.k8s.keys import CREDENTIALS
 from tests.k8s.release import NAME, seconds_since
 from tests.k8s.shell import tell, wait_for
 
@@ -38,6 +39,6 @@ def test_a_second_install_on_the_volumes_of_the_first_answers_from_its_stored_kv
 
 async def num_stored(target: str) -> int:
     """Chunks that were brought to the object store since the pods began."""
-    async with store_client(target) as store:
+    async with store_client(target, CREDENTIALS) as store:
         stats = await store.stats(RequestContext.create(deadline_ms=30_000))
     return sum(node.counters.get("uploads", 0) for node in stats.nodes)

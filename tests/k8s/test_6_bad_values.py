@@ -16,6 +16,7 @@ from tests.k8s import servers
 from tests.k8s.conftest import namespace
 from tests.k8s.door import Door
 from tests.k8s.images import Images
+from tests.k8s.keys import CREDENTIALS
 from tests.k8s.kubectl import Kubectl, waiting_reasons
 from tests.k8s.release import FULLNAME, Release, Values
 from tests.k8s.shell import tell, wait_for
@@ -112,7 +113,7 @@ def _unready(target: str) -> dict[str, str] | None:
     """None while one does not answer at all, or nothing is wrong yet."""
 
     async def ask() -> list[ServiceHealth]:
-        async with rag_client(target) as client:
+        async with rag_client(target, CREDENTIALS) as client:
             return await client.status(RequestContext.create(deadline_ms=20_000))
 
     try:

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from shared import log
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, NotFound
 from shared.log import LogConfig
 from shared.request import RequestContext
+from tests.recorded_spans import TRACE_ID, TRACEPARENT
 
 
 @pytest.fixture
@@ -34,6 +35,17 @@ def test_a_json_line_names_service_request_tenant_and_extras(stream: io.StringIO
     assert (line["request_id"], line["tenant"], line["took_ms"]) == ("r-7", "acme", 1.5)
 
 
+def test_records_of_a_request_that_has_a_trace_name_it(stream: io.StringIO) -> None:
+    log.configure("gateway", LogConfig("INFO", "json"), stream)
+    log.bind(RequestContext.create("r-7", traceparent=TRACEPARENT))
+    logging.getLogger("here").info("traced")
+    log.bind(RequestContext.create("r-8"))
+    logging.getLogger("here").info("not traced")
+    traced, quiet = map(json.loads, stream.getvalue().splitlines())
+    assert (traced["request_id"], traced["trace_id"]) == ("r-7", TRACE_ID)
+    assert "trace_id" not in quiet
+
+
 def test_an_exception_stays_within_one_json_line(stream: io.StringIO) -> None:
     log.configure("gateway", LogConfig("INFO", "json"), stream)
     try:
@@ -42,6 +54,49 @@ def test_an_exception_stays_within_one_json_line(stream: io.StringIO) -> None:
         logging.getLogger("here").exception("failed")
     (line,) = stream.getvalue().splitlines()
     assert "ValueError: broken" in json.loads(line)["error"]
+
+
+def test_what_an_exception_quotes_is_left_out_and_its_places_are_not(stream: io.StringIO) -> None:
+    log.configure("gateway", LogConfig("INFO", "json"), stream)
+    try:
+        {}["Orla Venn"]
+    except KeyError:
+        logging.getLogger("here").exception("failed")
+    error = json.loads(stream.getvalue())["error"]
+    assert "Orla" not in error
+    assert "KeyError: '…'" in error
+    assert f'File "{__file__}"' in error
+
+
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        ("collection: 'Orla Venn' is no name", "collection: '…' is no name"),
+        ("the caller's \"secret\" is 'it\\'s' there", "the caller's '…' is '…' there"),
+        ("kept “Orla Venn”", "kept '…'"),
+        ("nothing of the caller's is quoted, nor of the others' words", None),
+    ],
+)
+def test_what_an_error_quotes_is_somebodys_words(said: str, left: str | None) -> None:
+    assert log.unquoted(said) == (said if left is None else left)
+
+
+def test_ray_serve_tells_the_code_alone_of_a_request_that_failed(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Ray, imported by another test, keeps its messages to itself.
+    monkeypatch.setattr(logging.getLogger("ray.serve"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("ray.serve"), "parent", logging.getLogger())
+    log.configure("gateway", LogConfig("INFO", "json"), stream)
+    for error in (NotFound("collection 'Orla Venn' does not exist"), ValueError("a bug")):
+        try:
+            raise error
+        except Exception:
+            logging.getLogger("ray.serve").exception("Request failed.")
+    known, unknown = map(json.loads, stream.getvalue().splitlines())
+    assert known["message"] == "Request failed. NOT_FOUND"
+    assert "error" not in known
+    assert "ValueError: a bug" in unknown["error"]
 
 
 def test_text_has_the_same_for_eyes(stream: io.StringIO) -> None:

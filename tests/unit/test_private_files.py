@@ -66,6 +66,15 @@ def test_a_private_directory_is_not_walked_and_one_that_is_missing_stays_so(
     assert not caplog.records
 
 
+def test_directories_that_are_made_on_the_way_are_private_and_those_that_were_there_stay(
+    tmp_path: Path,
+) -> None:
+    there = tmp_path / "there"
+    there.mkdir(0o755)
+    make_private_directory(there / "data" / "auth")
+    assert usable_by_others(there) == ["there"]
+
+
 def test_a_file_is_private_from_its_first_byte(tmp_path: Path) -> None:
     with open(tmp_path / "file", "w", opener=open_private) as file:
         assert os.fstat(file.fileno()).st_mode & 0o777 == 0o600

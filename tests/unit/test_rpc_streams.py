@@ -47,6 +47,12 @@ class ServeContext:
     def set_trailing_metadata(self, trailing_metadata: Any) -> None:
         self.status["trailing"] = trailing_metadata
 
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
 
 class PlainContext(ServeContext):
     """Like grpc.aio's: what is set when the method returns is the status."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from shared import errors
-from shared.errors import InternalError, KvquiltError, Unavailable
+from shared.errors import InternalError, KvquiltError, Overloaded, Unavailable
 from shared.status import HTTP_STATUS_OF, STATUS_OF, from_status, status_of, to_status
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,3 +87,17 @@ def test_an_error_that_nobody_foresaw_has_the_status_of_the_nearest_class_above_
 def _told(error: KvquiltError) -> tuple[str, str, bytes]:
     name, details = to_status(error)
     return name, error.detail, details
+
+
+def test_when_to_call_again_reaches_the_caller() -> None:
+    name, details = to_status(Overloaded("too often", retry_after_s=2.5))
+    told = from_status(name, "too often", details)
+    assert (type(told), told.detail, told.retry_after_s) == (Overloaded, "too often", 2.5)
+    again = pickle.loads(pickle.dumps(told))  # as between services
+    assert again.retry_after_s == 2.5
+    assert from_status(*_told_without_a_time()).retry_after_s is None
+
+
+def _told_without_a_time() -> tuple[str, str, bytes]:
+    name, details = to_status(Overloaded("full"))
+    return name, "full", details

@@ -474,7 +474,7 @@ class TestArrivingChunks:
         ours.save(computed(*kv(), replace=False, write_back=False))
         data = store.path_of(CHUNK).read_bytes()
         footer_at = seal_of_tail(data, len(data))[1]
-        newer = data[: footer_at - 16] + _mark(3) + data[footer_at:]
+        newer = data[: footer_at - 16] + _mark(4) + data[footer_at:]
         store.path_of(CHUNK).write_bytes(newer)
         assert ours.open({CHUNK: len(IDS)}) == {}
         assert store.path_of(CHUNK).read_bytes() == newer

@@ -23,3 +23,8 @@ def test_there_are_never_more_than_texts() -> None:
 
 def test_a_text_that_says_the_answer_comes_first() -> None:
     assert found_by_words(["Who signed the lease?"], TEXTS, 1, [TEXTS[2].upper()[2:9]]) == [2]
+
+
+def test_an_answer_that_no_text_says_counts_by_its_words() -> None:
+    assert found_by_words(["Who?"], TEXTS, 1, ["Ann signed the lease."]) == [0]
+    assert found_by_words(["Which colour is it?"], TEXTS, 1, ["The roof of the house is red."]) == [1]

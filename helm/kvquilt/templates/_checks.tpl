@@ -15,8 +15,8 @@
 {{- end -}}
 {{- $addresses := include "kvquilt.addresses" . | fromYaml -}}
 {{- range $application, $address := $addresses -}}
-{{- if not (regexMatch "^([A-Za-z0-9_.-]+|\\[[0-9a-fA-F:.]+\\]):[0-9]{1,5}$" $address) -}}
-{{- fail (printf "config.applications.%s.address: must be host:port (clients do not speak TLS), got %q" $application $address) -}}
+{{- if not (regexMatch "^(grpcs://)?([A-Za-z0-9_.-]+|\\[[0-9a-fA-F:.]+\\]):[0-9]{1,5}$" $address) -}}
+{{- fail (printf "config.applications.%s.address: must be host:port, got %q; by TLS grpcs://host:port" $application $address) -}}
 {{- end -}}
 {{- $needed := list "kv_store" "generator" -}}
 {{- if eq $application "retrieval" }}{{ $needed = list }}{{ end -}}
@@ -73,6 +73,15 @@
 {{- end -}}
 {{- end -}}
 
+{{- range $i, $peer := $v.networkPolicy.operator -}}
+{{- if and (hasKey $peer "podSelector") (hasKey $peer "namespaceSelector") (not $peer.namespaceSelector) -}}
+{{- fail (printf "networkPolicy.operator[%d]: admits every pod of any namespace that carries the operator's label; name the operator's namespace, such as namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: kuberay-system}}" $i) -}}
+{{- end -}}
+{{- if not (or $peer.podSelector $peer.namespaceSelector $peer.ipBlock) -}}
+{{- fail (printf "networkPolicy.operator[%d]: admits everybody; name the operator by namespaceSelector and podSelector, or by ipBlock" $i) -}}
+{{- end -}}
+{{- end -}}
+
 {{- $decided := dict
       "model" "model.path"
       "data_dir" "nothing: kvCache says where copies are kept"
@@ -80,6 +89,10 @@
       "grpc_host" "nothing: pods listen on their address"
       "http_port" "nothing: HTTP listens on 8000"
       "http_host" "nothing: pods listen on their address"
+      "metrics.port" "monitoring.enabled and monitoring.port"
+      "metrics.host" "monitoring.enabled"
+      "tls_cert" "tls.existingSecret"
+      "tls_key" "tls.existingSecret"
       "kv_store.directory" "nothing: kvCache says where copies are kept"
       "kv_store.host" "nothing: agents listen on their pod's address"
       "kv_store.objects.endpoint" "objects.endpoint"
@@ -89,6 +102,10 @@
       "kv_store.objects.secure" "objects.secure"
       "retrieval.milvus_uri" "milvus.uri"
       "retrieval.milvus_token" "milvus.existingSecret"
+      "auth.mode" "auth.mode"
+      "auth.keys_file" "auth.existingSecret"
+      "auth.secret_file" "auth.installationSecret"
+      "auth.certificates.loopback" "tls.clientCaSecret"
       "generator.model" "model.path"
       "ingestion.model" "model.path"
       "selector.primary" "model.path"
@@ -102,6 +119,7 @@
       "generator.deployment.num_gpus" "generator.gpus" -}}
 {{- range $section := list "gateway" "ingestion" "retrieval" "kv_store" "generator" "selector" -}}
 {{- $_ := set $decided (printf "%s.deployment.resources" $section) "nothing: the chart places the services" -}}
+{{- $_ := set $decided (printf "%s.deployment.metrics" $section) "config.metrics" -}}
 {{- end -}}
 {{- range $setting, $instead := $decided -}}
 {{- $node := $config -}}
@@ -145,6 +163,30 @@
 {{- if gt $drain (include "kvquilt.drainSeconds" $ | float64) -}}
 {{- fail (printf "terminationGracePeriodSeconds: is %d, but config.%s.deployment.drain_s is %v; it must be at least 15 s longer" (int $v.terminationGracePeriodSeconds) $section $drain) -}}
 {{- end -}}
+{{- end -}}
+
+{{- if not $v.monitoring.enabled -}}
+{{- range $part := list "podMonitor" "rules" "dashboards" -}}
+{{- if (get $v.monitoring $part).enabled -}}
+{{- fail (printf "monitoring.%s.enabled: pods show no metrics; set monitoring.enabled=true too" $part) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if has (int $v.monitoring.port) (list 6379 8000 8080 8265 9000) -}}
+{{- fail (printf "monitoring.port: %d is taken in the pods; choose another one" (int $v.monitoring.port)) -}}
+{{- end -}}
+{{- if and $v.objects.existingSecret (dig "kv_store" "objects" "credentials_file" "" $config) -}}
+{{- fail "config.kv_store.objects.credentials_file: the keys come from objects.existingSecret; leave one of them out" -}}
+{{- end -}}
+
+{{- if and (eq $v.auth.mode "open") (or $v.auth.existingSecret $v.auth.installationSecret $v.tls.clientCaSecret (dig "auth" "tokens" "issuer" "" $config)) -}}
+{{- fail "auth.mode: open asks nobody for keys, tokens or certificates; set it to required, or leave auth.existingSecret, auth.installationSecret, tls.clientCaSecret and config.auth.tokens out" -}}
+{{- end -}}
+{{- if and $v.rayTls.existingSecret (not $v.rayTls.enabled) -}}
+{{- fail "rayTls.existingSecret: has no effect, since rayTls.enabled is false; set it, or leave the secret out" -}}
+{{- end -}}
+{{- if and $v.tls.clientCaSecret (not $v.tls.existingSecret) -}}
+{{- fail "tls.clientCaSecret: client certificates need TLS; set tls.existingSecret (tls.crt, tls.key), or leave it out" -}}
 {{- end -}}
 
 {{- range $v.extraEnv -}}

@@ -63,6 +63,20 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
+{{- /* The secret with keys.json, and the one that the services know each other by. */ -}}
+{{- define "kvquilt.keysSecret" -}}
+{{- default (printf "%s-keys" (include "kvquilt.fullname" .)) .Values.auth.existingSecret -}}
+{{- end -}}
+
+{{- define "kvquilt.installationSecret" -}}
+{{- default (printf "%s-installation" (include "kvquilt.fullname" .)) .Values.auth.installationSecret -}}
+{{- end -}}
+
+{{- /* The secret with the authority of Ray's own certificates. */ -}}
+{{- define "kvquilt.raySecret" -}}
+{{- default (printf "%s-ray-authority" (include "kvquilt.fullname" .)) .Values.rayTls.existingSecret -}}
+{{- end -}}
+
 {{- define "kvquilt.minioClaim" -}}
 {{- default (include "kvquilt.minio" .) .Values.minio.persistence.existingClaim -}}
 {{- end -}}

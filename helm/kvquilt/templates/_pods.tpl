@@ -2,6 +2,8 @@
 {{- define "kvquilt.rayPod" -}}
 {{- $v := .root.Values -}}
 {{- $isHead := eq .component "head" -}}
+{{- $asked := eq $v.auth.mode "required" -}}
+{{- $hasTls := and (eq .component "services") $v.tls.existingSecret -}}
 {{- $hasIndex := and (eq .component "services") (include "kvquilt.embeddedIndex" .root) -}}
 metadata:
   labels:
@@ -51,6 +53,35 @@ spec:
           {{- include "kvquilt.selectorLabels" .root | nindent 10 }}
           app.kubernetes.io/component: {{ .component }}
   {{- end }}
+  {{- if $v.rayTls.enabled }}
+  initContainers:
+    - name: ray-certificate
+      image: {{ include "kvquilt.image" .root }}
+      imagePullPolicy: {{ $v.image.pullPolicy }}
+      securityContext:
+        {{- include "kvquilt.securityContext" . | nindent 8 }}
+      command: [python, -c]
+      args:
+        - |
+          {{- .root.Files.Get "files/ray_certificate.py" | nindent 10 }}
+        - /etc/kvquilt/ray-authority
+        - /etc/kvquilt/ray-tls
+        - $(POD_IP)
+        - 127.0.0.1
+        - localhost
+        {{- /* The head's Service, whatever KubeRay calls it. */}}
+        - "*.{{ .root.Release.Namespace }}.svc"
+        - "*.{{ .root.Release.Namespace }}.svc.cluster.local"
+      env:
+        - name: POD_IP
+          valueFrom: {fieldRef: {fieldPath: status.podIP}}
+      resources:
+        requests: {cpu: 20m, memory: 64Mi}
+        limits: {memory: 256Mi}
+      volumeMounts:
+        - {name: ray-authority, mountPath: /etc/kvquilt/ray-authority, readOnly: true}
+        - {name: ray-tls, mountPath: /etc/kvquilt/ray-tls}
+  {{- end }}
   containers:
     - name: ray
       image: {{ include "kvquilt.image" .root }}
@@ -67,8 +98,17 @@ spec:
         - {name: serve, containerPort: 8000}
         - {name: grpc, containerPort: 9000}
         {{- end }}
+        {{- if $v.monitoring.enabled }}
+        # KubeRay calls Ray's own port `metrics`.
+        - {name: kvquilt-metrics, containerPort: {{ $v.monitoring.port }}}
+        {{- end }}
       env:
         {{- include "kvquilt.rayEnv" .root | nindent 8 }}
+        {{- /* Retrieval runs on the services; what it is built from is put together on the head. */}}
+        {{- if and $v.milvus.existingSecret (ne .component "generator") }}
+        - name: KVQUILT_RETRIEVAL__MILVUS_TOKEN
+          valueFrom: {secretKeyRef: {name: {{ $v.milvus.existingSecret }}, key: token}}
+        {{- end }}
         # On SIGTERM Ray tells Serve, which moves the replicas, and waits for their requests. The head has nobody to move to.
         - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: {{ $isHead | ternary "0" (include "kvquilt.drainSeconds" .root) | quote }}}
       {{- with $v.extraEnvFrom }}
@@ -91,6 +131,18 @@ spec:
         - {name: shm, mountPath: /dev/shm}
         - {name: tmp, mountPath: /tmp}
         - {name: kv-cache, mountPath: /data}
+        {{- if $v.rayTls.enabled }}
+        - {name: ray-tls, mountPath: /etc/kvquilt/ray-tls, readOnly: true}
+        {{- end }}
+        {{- if $v.objects.existingSecret }}
+        - {name: objects, mountPath: /etc/kvquilt/objects, readOnly: true}
+        {{- end }}
+        {{- if $asked }}
+        - {name: installation, mountPath: /etc/kvquilt/installation, readOnly: true}
+        {{- end }}
+        {{- if and $asked (not $isHead) }}
+        - {name: keys, mountPath: /etc/kvquilt/keys, readOnly: true}
+        {{- end }}
         {{- if $v.model.existingClaim }}
         - name: model
           mountPath: {{ $v.model.path }}
@@ -102,13 +154,77 @@ spec:
         {{- if $hasIndex }}
         - {name: index, mountPath: /index}
         {{- end }}
+    {{- if $hasTls }}
+    - name: tls
+      image: {{ $v.tls.image.repository }}:{{ $v.tls.image.tag }}
+      imagePullPolicy: {{ $v.tls.image.pullPolicy }}
+      command: [envoy]
+      args: [--config-path, /etc/kvquilt/envoy/envoy.yaml, --disable-hot-restart, --log-level, warning]
+      securityContext:
+        {{- include "kvquilt.securityContext" . | nindent 8 }}
+      ports:
+        - {name: tls, containerPort: 9443}
+      readinessProbe:
+        tcpSocket: {port: tls}
+        periodSeconds: 5
+      resources:
+        {{- toYaml $v.tls.resources | nindent 8 }}
+      volumeMounts:
+        - {name: envoy, mountPath: /etc/kvquilt/envoy, readOnly: true}
+        - {name: tls, mountPath: /etc/kvquilt/tls, readOnly: true}
+        {{- if $v.tls.clientCaSecret }}
+        - {name: client-ca, mountPath: /etc/kvquilt/client-ca, readOnly: true}
+        {{- end }}
+    {{- end }}
   volumes:
+    {{- if $hasTls }}
+    - name: envoy
+      configMap: {name: {{ include "kvquilt.fullname" .root }}-tls}
+    - name: tls
+      secret: {secretName: {{ $v.tls.existingSecret }}, defaultMode: 288}
+    {{- with $v.tls.clientCaSecret }}
+    - name: client-ca
+      secret: {secretName: {{ . }}, defaultMode: 288, items: [{key: ca.crt, path: ca.crt}]}
+    {{- end }}
+    {{- end }}
     - name: shm
       emptyDir: {medium: Memory, sizeLimit: {{ .group.shmSize }}}
     - name: tmp
       emptyDir: {}
     - name: kv-cache
       {{- include "kvquilt.kvCache" $v.kvCache | nindent 6 }}
+    {{- if $v.rayTls.enabled }}
+    # The authority's key is the init container's alone.
+    - name: ray-authority
+      secret: {secretName: {{ include "kvquilt.raySecret" .root }}, defaultMode: 288}
+    - name: ray-tls
+      emptyDir: {medium: Memory, sizeLimit: 1Mi}
+    {{- end }}
+    {{- with $v.objects.existingSecret }}
+    # For the agent of the KV store, which every pod has; no process finds them in its environment.
+    - name: objects
+      secret:
+        secretName: {{ . }}
+        defaultMode: 288  # 0440
+        items:
+          - {key: AWS_ACCESS_KEY_ID, path: access-key}
+          - {key: AWS_SECRET_ACCESS_KEY, path: secret-key}
+    {{- end }}
+    {{- if $asked }}
+    - name: installation
+      secret:
+        secretName: {{ include "kvquilt.installationSecret" .root }}
+        defaultMode: 288
+        items: [{key: secret, path: secret}]
+    {{- end }}
+    {{- if and $asked (not $isHead) }}
+    # Hashes; the head answers no calls.
+    - name: keys
+      secret:
+        secretName: {{ include "kvquilt.keysSecret" .root }}
+        defaultMode: 288
+        items: [{key: keys.json, path: keys.json}]
+    {{- end }}
     {{- if $v.model.existingClaim }}
     - name: model
       persistentVolumeClaim: {claimName: {{ $v.model.existingClaim }}, readOnly: true}
@@ -167,10 +283,20 @@ emptyDir:
 {{- $limits := default dict .Values.config.limits }}
 - name: RAY_SERVE_GRPC_MAX_MESSAGE_SIZE
   value: {{ max (default 4194304 $limits.message_bytes) (default 134217728 $limits.upsert_bytes) (default 268435456 $limits.document_bytes) | quote }}
+# Callers that take nothing of their answers are cut: shared/slow_readers.py.
+- name: _KVQUILT_STALL_S
+  value: {{ default 60 $limits.stall_s | quote }}
+- {name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, value: shared.slow_readers.guards}
 - {name: RAY_DEDUP_LOGS, value: "0"}
 - {name: RAY_COLOR_PREFIX, value: "0"}
 {{- if eq .Values.rayAuth "disabled" }}
 - {name: RAY_AUTH_MODE, value: disabled}
+{{- end }}
+{{- if .Values.rayTls.enabled }}
+- {name: RAY_USE_TLS, value: "1"}
+- {name: RAY_TLS_SERVER_CERT, value: /etc/kvquilt/ray-tls/tls.crt}
+- {name: RAY_TLS_SERVER_KEY, value: /etc/kvquilt/ray-tls/tls.key}
+- {name: RAY_TLS_CA_CERT, value: /etc/kvquilt/ray-tls/ca.crt}
 {{- end }}
 {{- if .Values.logsToStdout }}
 - {name: RAY_LOG_TO_STDERR, value: "1"}
@@ -178,16 +304,12 @@ emptyDir:
 - {name: RAY_BACKEND_LOG_LEVEL, value: warning}
 - {name: RAY_LOGGER_LEVEL, value: warning}
 {{- end }}
-{{- with include "kvquilt.objectsSecret" . }}
-{{- $secret := . }}
+{{- if .Values.minio.enabled }}
+{{- $secret := include "kvquilt.objectsSecret" . }}
 {{- range $key := list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" }}
 - name: {{ $key }}
   valueFrom: {secretKeyRef: {name: {{ $secret }}, key: {{ $key }}}}
 {{- end }}
-{{- end }}
-{{- with .Values.milvus.existingSecret }}
-- name: KVQUILT_RETRIEVAL__MILVUS_TOKEN
-  valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}
 {{- end }}
 {{- with .Values.extraEnv }}
 {{ toYaml . }}

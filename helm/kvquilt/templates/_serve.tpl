@@ -14,6 +14,7 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 {{- $_ := set $objects "bucket" .Values.objects.bucket -}}
 {{- $_ := set $objects "region" .Values.objects.region -}}
 {{- $_ := set $objects "prefix" .Values.objects.prefix -}}
+{{- if .Values.objects.existingSecret }}{{ $_ := set $objects "credentials_file" "/etc/kvquilt/objects" }}{{ end -}}
 {{- $milvus := default "/index/milvus" .Values.milvus.uri -}}
 {{- $onServices := dict "deployment" (dict "resources" (dict "kvquilt_services" 1)) -}}
 {{- $generator := dict "deployment" (dict "resources" (dict "kvquilt_generator" 1) "num_replicas" (int .Values.generator.replicas)) -}}
@@ -23,6 +24,7 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 {{- $_ := set $generator "engine" (dict "device" $device) -}}
 {{- end -}}
 {{- $decided := dict "kv_store" (dict "objects" $objects) "retrieval" (dict "milvus_uri" $milvus) "generator" $generator -}}
+{{- if .Values.monitoring.enabled }}{{ $_ := set $decided "metrics" (dict "port" (int .Values.monitoring.port) "host" "0.0.0.0") }}{{ end -}}
 {{- $addresses := include "kvquilt.addresses" . | fromYaml -}}
 {{- $selector := dig "selector" "model" "" $quilt -}}
 {{- $_ := set $decided "selector" (dict "model" $selector) -}}
@@ -41,6 +43,12 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 {{- range list "kv_store" "retrieval" "ingestion" "gateway" "selector" -}}
 {{- $_ := set $decided . (mergeOverwrite (default dict (get $decided .)) (deepCopy $onServices)) -}}
 {{- end -}}
+{{- /* In the services' pods nobody but the Envoy calls from loopback. */ -}}
+{{- if .Values.tls.clientCaSecret }}{{ $_ := set $quilt "auth" (mergeOverwrite (default dict $quilt.auth) (dict "certificates" (dict "loopback" true))) }}{{ end -}}
+{{- $_ := set $decided "auth" (dict "mode" .Values.auth.mode) -}}
+{{- if eq .Values.auth.mode "required" -}}
+{{- $_ := set $decided "auth" (dict "mode" "required" "keys_file" "/etc/kvquilt/keys/keys.json" "secret_file" "/etc/kvquilt/installation/secret") -}}
+{{- end -}}
 {{- mergeOverwrite $quilt $decided | toYaml -}}
 {{- end -}}
 
@@ -49,9 +57,15 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 {{- $addresses := include "kvquilt.addresses" . | fromYaml -}}
 {{- $log := default dict $quilt.log -}}
 {{- $servicers := list -}}
+{{- if $quilt.internal_calls -}}
 {{- range $pair := list "kv_store KvStore" "retrieval Retrieval" "generation Generation" "selection Selection" "ingest Ingest" "rag Rag" "rag Admin" -}}
 {{- $words := splitList " " $pair -}}
 {{- $servicers = append $servicers (printf "protos.kvquilt.v1.%s_pb2_grpc.add_%sServicer_to_server" (first $words) (last $words)) -}}
+{{- end -}}
+{{- else -}}
+{{- range list "kv_store" "retrieval" "generation" "ingest" "rag" "admin" -}}
+{{- $servicers = append $servicers (printf "shared.surface.add_%s" .) -}}
+{{- end -}}
 {{- end -}}
 {{- $applications := list -}}
 {{- range $name := list "kv_store" "retrieval" "generator" "selector" "ingestion" "gateway" -}}
@@ -59,12 +73,19 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 {{- $args := dict "data_dir" $quilt.data_dir -}}
 {{- with $quilt.model }}{{ $_ := set $args "model" . }}{{ end -}}
 {{- with $quilt.log }}{{ $_ := set $args "log" . }}{{ end -}}
+{{- with $quilt.metrics }}{{ $_ := set $args "metrics" . }}{{ end -}}
 {{- with $quilt.limits }}{{ $_ := set $args "limits" . }}{{ end -}}
+{{- $_ := set $args "auth" $quilt.auth -}}
+{{- with $quilt.tracing }}{{ $_ := set $args "tracing" . }}{{ end -}}
+{{- with $quilt.audit }}{{ $_ := set $args "audit" . }}{{ end -}}
 {{- if has $name (list "ingestion" "generator" "selector") -}}
 {{- with $quilt.prompt }}{{ $_ := set $args "prompt" . }}{{ end -}}
 {{- end -}}
 {{- $own := omit $section "deployment" -}}
-{{- with $section.deployment.log }}{{ $_ := set $own "deployment" (dict "log" .) }}{{ end -}}
+{{- $told := dict -}}
+{{- with $section.deployment.log }}{{ $_ := set $told "log" . }}{{ end -}}
+{{- with $section.deployment.tracing }}{{ $_ := set $told "tracing" . }}{{ end -}}
+{{- with $told }}{{ $_ := set $own "deployment" . }}{{ end -}}
 {{- if $own }}{{ $_ := set $args $name $own }}{{ end -}}
 {{- $deployment := include "kvquilt.deployment" (dict "name" $name "deployment" $section.deployment) | fromYaml -}}
 {{- if and (not (hasKey $addresses $name)) (or (ne $name "selector") $section.model) -}}
@@ -93,13 +114,16 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 {{- $replicas := int (default 1 $d.num_replicas) -}}
 {{- $most := int (default 0 $d.max_replicas) -}}
 name: {{ .name }}
-max_ongoing_requests: {{ int (default 64 $d.max_ongoing_requests) }}
+max_ongoing_requests: {{ int (default 512 $d.max_ongoing_requests) }}
 max_queued_requests: {{ hasKey $d "max_queued_requests" | ternary $d.max_queued_requests 256 | int }}
 graceful_shutdown_timeout_s: {{ hasKey $d "drain_s" | ternary $d.drain_s 20.0 }}
 ray_actor_options:
   num_cpus: {{ default 0.0 $d.num_cpus }}
   num_gpus: {{ default 0.0 $d.num_gpus }}
   resources: {{ toJson $d.resources }}
+  {{- with $d.memory_bytes }}
+  memory: {{ int64 . }}
+  {{- end }}
 {{- if gt $most $replicas }}
 autoscaling_config:
   min_replicas: {{ $replicas }}

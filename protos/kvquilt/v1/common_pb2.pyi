@@ -48,14 +48,18 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_REFUSED: FinishReason
 
 class RequestMeta(_message.Message):
-    __slots__ = ("request_id", "tenant", "deadline_ms")
+    __slots__ = ("request_id", "tenant", "deadline_ms", "principal", "traceparent")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     deadline_ms: int
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+    principal: str
+    traceparent: str
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., principal: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class HealthRequest(_message.Message):
     __slots__ = ("meta",)
@@ -81,6 +85,14 @@ class HealthResponse(_message.Message):
     detail: str
     facts: _containers.ScalarMap[str, str]
     def __init__(self, service: _Optional[str] = ..., ready: _Optional[bool] = ..., detail: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class SectionReaders(_message.Message):
+    __slots__ = ("heading", "readers")
+    HEADING_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
+    heading: str
+    readers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, heading: _Optional[str] = ..., readers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "seed", "n", "stop", "ignore_eos", "top_logprobs")

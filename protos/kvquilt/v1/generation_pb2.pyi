@@ -56,6 +56,30 @@ class PrefillResponse(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, index: _Optional[int] = ..., chunk_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., existed: _Optional[bool] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class RecomputeRequest(_message.Message):
+    __slots__ = ("meta", "prefix", "chunks")
+    META_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    prefix: Piece
+    chunks: _containers.RepeatedCompositeFieldContainer[Piece]
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ...) -> None: ...
+
+class RecomputeResponse(_message.Message):
+    __slots__ = ("index", "chunk_id", "encoding", "deviation", "tolerance")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    DEVIATION_FIELD_NUMBER: _ClassVar[int]
+    TOLERANCE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    chunk_id: str
+    encoding: str
+    deviation: float
+    tolerance: float
+    def __init__(self, index: _Optional[int] = ..., chunk_id: _Optional[str] = ..., encoding: _Optional[str] = ..., deviation: _Optional[float] = ..., tolerance: _Optional[float] = ...) -> None: ...
+
 class GenerateRequest(_message.Message):
     __slots__ = ("meta", "prefix", "chunks", "questions", "reuse", "sampling", "decoding", "recompute", "ape", "explain", "adapter", "kv_context", "idle")
     META_FIELD_NUMBER: _ClassVar[int]

@@ -42,6 +42,11 @@ class GenerationStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.PrefillRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.PrefillResponse.FromString,
                 _registered_method=True)
+        self.Recompute = channel.unary_stream(
+                '/kvquilt.v1.Generation/Recompute',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.RecomputeRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.RecomputeResponse.FromString,
+                _registered_method=True)
         self.Generate = channel.unary_stream(
                 '/kvquilt.v1.Generation/Generate',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
@@ -77,6 +82,14 @@ class GenerationServicer:
     def Prefill(self, request, context):
         """Makes the KV of the chunks durable. Chunks that are stored already cost a lookup. One answer per chunk, in the order given,
         each sent once that chunk is durable.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Recompute(self, request, context):
+        """Computes the KV of stored chunks once more, by nothing but tokens, and tells how far what is stored is from it. Changes nothing.
+        A chunk that is not stored is NOT_FOUND. Chunks as for Prefill, each with all that it stands behind in its context.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,6 +138,11 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.Prefill,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.PrefillRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.PrefillResponse.SerializeToString,
+            ),
+            'Recompute': grpc.unary_stream_rpc_method_handler(
+                    servicer.Recompute,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.RecomputeRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.RecomputeResponse.SerializeToString,
             ),
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
@@ -181,6 +199,33 @@ class Generation:
             '/kvquilt.v1.Generation/Prefill',
             protos_dot_kvquilt_dot_v1_dot_generation__pb2.PrefillRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_generation__pb2.PrefillResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Recompute(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvquilt.v1.Generation/Recompute',
+            protos_dot_kvquilt_dot_v1_dot_generation__pb2.RecomputeRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_generation__pb2.RecomputeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.kvquilt.v1 import common_pb2 as protos_dot_kvquilt_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/kvquilt/v1/ingest.proto\x12\nkvquilt.v1\x1a\x1eprotos/kvquilt/v1/common.proto\"\xb7\x01\n\x0eSourceDocument\x12\x13\n\x0b\x64ocument_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\x12\x12\n\nmedia_type\x18\x03 \x01(\t\x12:\n\x08metadata\x18\x04 \x03(\x0b\x32(.kvquilt.v1.SourceDocument.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x9d\x01\n\rUpsertRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\x12-\n\tdocuments\x18\x03 \x03(\x0b\x32\x1a.kvquilt.v1.SourceDocument\x12\x11\n\tre_encode\x18\x04 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\"\x92\x03\n\x0eUpsertProgress\x12\x13\n\x0b\x64ocument_id\x18\x01 \x01(\t\x12/\n\x05stage\x18\x02 \x01(\x0e\x32 .kvquilt.v1.UpsertProgress.Stage\x12\x12\n\nnum_chunks\x18\x03 \x01(\r\x12\x17\n\x0fnum_chunks_done\x18\x04 \x01(\r\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x19\n\x11num_chunks_reused\x18\x06 \x01(\r\x12\r\n\x05\x65rror\x18\x07 \x01(\t\x12\x12\n\nerror_code\x18\x08 \x01(\t\x12\x10\n\x08warnings\x18\t \x03(\t\"\xa8\x01\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSTAGE_PARSED\x10\x01\x12\x13\n\x0fSTAGE_PREFILLED\x10\x02\x12\x10\n\x0cSTAGE_STORED\x10\x03\x12\x13\n\x0fSTAGE_UNCHANGED\x10\x04\x12\x10\n\x0cSTAGE_FAILED\x10\x05\x12\x11\n\rSTAGE_REMOVED\x10\x06\x12\x15\n\x11STAGE_WOULD_STORE\x10\x07\"v\n\x16\x44\x65leteDocumentsRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\x12\x14\n\x0c\x64ocument_ids\x18\x03 \x03(\t\x12\x0b\n\x03\x61ll\x18\x04 \x01(\x08\"W\n\x17\x44\x65leteDocumentsResponse\x12\x15\n\rnum_documents\x18\x01 \x01(\r\x12\x12\n\nnum_chunks\x18\x02 \x01(\r\x12\x11\n\tnot_found\x18\x03 \x03(\t\"u\n\x14ListDocumentsRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\x12\x13\n\x0bstart_after\x18\x03 \x01(\t\x12\r\n\x05limit\x18\x04 \x01(\r\"\xbd\x01\n\x0c\x44ocumentInfo\x12\x12\n\ncollection\x18\x01 \x01(\t\x12\x13\n\x0b\x64ocument_id\x18\x02 \x01(\t\x12\r\n\x05title\x18\x03 \x01(\t\x12\x12\n\nnum_chunks\x18\x04 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\t\x12\x0f\n\x07\x63urrent\x18\x06 \x01(\x08\x12\x11\n\tcreated_s\x18\x07 \x01(\x01\x12\x0e\n\x06source\x18\x08 \x01(\t\x12\x12\n\nkv_context\x18\t \x01(\t\"W\n\x15ListDocumentsResponse\x12+\n\tdocuments\x18\x01 \x03(\x0b\x32\x18.kvquilt.v1.DocumentInfo\x12\x11\n\ttruncated\x18\x02 \x01(\x08\"K\n\x0eRebuildRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\"p\n\x0eRefreshRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\x12\x11\n\tchunk_ids\x18\x03 \x03(\t\x12\x10\n\x08\x65ncoding\x18\x04 \x01(\t2\xc8\x03\n\x06Ingest\x12\x41\n\x06Upsert\x12\x19.kvquilt.v1.UpsertRequest\x1a\x1a.kvquilt.v1.UpsertProgress0\x01\x12Z\n\x0f\x44\x65leteDocuments\x12\".kvquilt.v1.DeleteDocumentsRequest\x1a#.kvquilt.v1.DeleteDocumentsResponse\x12T\n\rListDocuments\x12 .kvquilt.v1.ListDocumentsRequest\x1a!.kvquilt.v1.ListDocumentsResponse\x12\x43\n\x07Rebuild\x12\x1a.kvquilt.v1.RebuildRequest\x1a\x1a.kvquilt.v1.UpsertProgress0\x01\x12\x43\n\x07Refresh\x12\x1a.kvquilt.v1.RefreshRequest\x1a\x1a.kvquilt.v1.UpsertProgress0\x01\x12?\n\x06Health\x12\x19.kvquilt.v1.HealthRequest\x1a\x1a.kvquilt.v1.HealthResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/kvquilt/v1/ingest.proto\x12\nkvquilt.v1\x1a\x1eprotos/kvquilt/v1/common.proto\"\xf6\x01\n\x0eSourceDocument\x12\x13\n\x0b\x64ocument_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\x12\x12\n\nmedia_type\x18\x03 \x01(\t\x12:\n\x08metadata\x18\x04 \x03(\x0b\x32(.kvquilt.v1.SourceDocument.MetadataEntry\x12\x0f\n\x07readers\x18\x05 \x03(\t\x12,\n\x08sections\x18\x06 \x03(\x0b\x32\x1a.kvquilt.v1.SectionReaders\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x9d\x01\n\rUpsertRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\x12-\n\tdocuments\x18\x03 \x03(\x0b\x32\x1a.kvquilt.v1.SourceDocument\x12\x11\n\tre_encode\x18\x04 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\"\x92\x03\n\x0eUpsertProgress\x12\x13\n\x0b\x64ocument_id\x18\x01 \x01(\t\x12/\n\x05stage\x18\x02 \x01(\x0e\x32 .kvquilt.v1.UpsertProgress.Stage\x12\x12\n\nnum_chunks\x18\x03 \x01(\r\x12\x17\n\x0fnum_chunks_done\x18\x04 \x01(\r\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x19\n\x11num_chunks_reused\x18\x06 \x01(\r\x12\r\n\x05\x65rror\x18\x07 \x01(\t\x12\x12\n\nerror_code\x18\x08 \x01(\t\x12\x10\n\x08warnings\x18\t \x03(\t\"\xa8\x01\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSTAGE_PARSED\x10\x01\x12\x13\n\x0fSTAGE_PREFILLED\x10\x02\x12\x10\n\x0cSTAGE_STORED\x10\x03\x12\x13\n\x0fSTAGE_UNCHANGED\x10\x04\x12\x10\n\x0cSTAGE_FAILED\x10\x05\x12\x11\n\rSTAGE_REMOVED\x10\x06\x12\x15\n\x11STAGE_WOULD_STORE\x10\x07\"v\n\x16\x44\x65leteDocumentsRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\x12\x14\n\x0c\x64ocument_ids\x18\x03 \x03(\t\x12\x0b\n\x03\x61ll\x18\x04 \x01(\x08\"W\n\x17\x44\x65leteDocumentsResponse\x12\x15\n\rnum_documents\x18\x01 \x01(\r\x12\x12\n\nnum_chunks\x18\x02 \x01(\r\x12\x11\n\tnot_found\x18\x03 \x03(\t\"u\n\x14ListDocumentsRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\x12\x13\n\x0bstart_after\x18\x03 \x01(\t\x12\r\n\x05limit\x18\x04 \x01(\r\"\xfc\x01\n\x0c\x44ocumentInfo\x12\x12\n\ncollection\x18\x01 \x01(\t\x12\x13\n\x0b\x64ocument_id\x18\x02 \x01(\t\x12\r\n\x05title\x18\x03 \x01(\t\x12\x12\n\nnum_chunks\x18\x04 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\t\x12\x0f\n\x07\x63urrent\x18\x06 \x01(\x08\x12\x11\n\tcreated_s\x18\x07 \x01(\x01\x12\x0e\n\x06source\x18\x08 \x01(\t\x12\x12\n\nkv_context\x18\t \x01(\t\x12\x0f\n\x07readers\x18\n \x03(\t\x12,\n\x08sections\x18\x0b \x03(\x0b\x32\x1a.kvquilt.v1.SectionReaders\"W\n\x15ListDocumentsResponse\x12+\n\tdocuments\x18\x01 \x03(\x0b\x32\x18.kvquilt.v1.DocumentInfo\x12\x11\n\ttruncated\x18\x02 \x01(\x08\"K\n\x0eRebuildRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\"p\n\x0eRefreshRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\x12\x11\n\tchunk_ids\x18\x03 \x03(\t\x12\x10\n\x08\x65ncoding\x18\x04 \x01(\t2\xc8\x03\n\x06Ingest\x12\x41\n\x06Upsert\x12\x19.kvquilt.v1.UpsertRequest\x1a\x1a.kvquilt.v1.UpsertProgress0\x01\x12Z\n\x0f\x44\x65leteDocuments\x12\".kvquilt.v1.DeleteDocumentsRequest\x1a#.kvquilt.v1.DeleteDocumentsResponse\x12T\n\rListDocuments\x12 .kvquilt.v1.ListDocumentsRequest\x1a!.kvquilt.v1.ListDocumentsResponse\x12\x43\n\x07Rebuild\x12\x1a.kvquilt.v1.RebuildRequest\x1a\x1a.kvquilt.v1.UpsertProgress0\x01\x12\x43\n\x07Refresh\x12\x1a.kvquilt.v1.RefreshRequest\x1a\x1a.kvquilt.v1.UpsertProgress0\x01\x12?\n\x06Health\x12\x19.kvquilt.v1.HealthRequest\x1a\x1a.kvquilt.v1.HealthResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,29 +35,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SOURCEDOCUMENT_METADATAENTRY']._loaded_options = None
   _globals['_SOURCEDOCUMENT_METADATAENTRY']._serialized_options = b'8\001'
   _globals['_SOURCEDOCUMENT']._serialized_start=79
-  _globals['_SOURCEDOCUMENT']._serialized_end=262
-  _globals['_SOURCEDOCUMENT_METADATAENTRY']._serialized_start=215
-  _globals['_SOURCEDOCUMENT_METADATAENTRY']._serialized_end=262
-  _globals['_UPSERTREQUEST']._serialized_start=265
-  _globals['_UPSERTREQUEST']._serialized_end=422
-  _globals['_UPSERTPROGRESS']._serialized_start=425
-  _globals['_UPSERTPROGRESS']._serialized_end=827
-  _globals['_UPSERTPROGRESS_STAGE']._serialized_start=659
-  _globals['_UPSERTPROGRESS_STAGE']._serialized_end=827
-  _globals['_DELETEDOCUMENTSREQUEST']._serialized_start=829
-  _globals['_DELETEDOCUMENTSREQUEST']._serialized_end=947
-  _globals['_DELETEDOCUMENTSRESPONSE']._serialized_start=949
-  _globals['_DELETEDOCUMENTSRESPONSE']._serialized_end=1036
-  _globals['_LISTDOCUMENTSREQUEST']._serialized_start=1038
-  _globals['_LISTDOCUMENTSREQUEST']._serialized_end=1155
-  _globals['_DOCUMENTINFO']._serialized_start=1158
-  _globals['_DOCUMENTINFO']._serialized_end=1347
-  _globals['_LISTDOCUMENTSRESPONSE']._serialized_start=1349
-  _globals['_LISTDOCUMENTSRESPONSE']._serialized_end=1436
-  _globals['_REBUILDREQUEST']._serialized_start=1438
-  _globals['_REBUILDREQUEST']._serialized_end=1513
-  _globals['_REFRESHREQUEST']._serialized_start=1515
-  _globals['_REFRESHREQUEST']._serialized_end=1627
-  _globals['_INGEST']._serialized_start=1630
-  _globals['_INGEST']._serialized_end=2086
+  _globals['_SOURCEDOCUMENT']._serialized_end=325
+  _globals['_SOURCEDOCUMENT_METADATAENTRY']._serialized_start=278
+  _globals['_SOURCEDOCUMENT_METADATAENTRY']._serialized_end=325
+  _globals['_UPSERTREQUEST']._serialized_start=328
+  _globals['_UPSERTREQUEST']._serialized_end=485
+  _globals['_UPSERTPROGRESS']._serialized_start=488
+  _globals['_UPSERTPROGRESS']._serialized_end=890
+  _globals['_UPSERTPROGRESS_STAGE']._serialized_start=722
+  _globals['_UPSERTPROGRESS_STAGE']._serialized_end=890
+  _globals['_DELETEDOCUMENTSREQUEST']._serialized_start=892
+  _globals['_DELETEDOCUMENTSREQUEST']._serialized_end=1010
+  _globals['_DELETEDOCUMENTSRESPONSE']._serialized_start=1012
+  _globals['_DELETEDOCUMENTSRESPONSE']._serialized_end=1099
+  _globals['_LISTDOCUMENTSREQUEST']._serialized_start=1101
+  _globals['_LISTDOCUMENTSREQUEST']._serialized_end=1218
+  _globals['_DOCUMENTINFO']._serialized_start=1221
+  _globals['_DOCUMENTINFO']._serialized_end=1473
+  _globals['_LISTDOCUMENTSRESPONSE']._serialized_start=1475
+  _globals['_LISTDOCUMENTSRESPONSE']._serialized_end=1562
+  _globals['_REBUILDREQUEST']._serialized_start=1564
+  _globals['_REBUILDREQUEST']._serialized_end=1639
+  _globals['_REFRESHREQUEST']._serialized_start=1641
+  _globals['_REFRESHREQUEST']._serialized_end=1753
+  _globals['_INGEST']._serialized_start=1756
+  _globals['_INGEST']._serialized_end=2212
 # @@protoc_insertion_point(module_scope)

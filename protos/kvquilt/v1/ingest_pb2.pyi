@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SourceDocument(_message.Message):
-    __slots__ = ("document_id", "content", "media_type", "metadata")
+    __slots__ = ("document_id", "content", "media_type", "metadata", "readers", "sections")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -21,11 +21,15 @@ class SourceDocument(_message.Message):
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     MEDIA_TYPE_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
+    SECTIONS_FIELD_NUMBER: _ClassVar[int]
     document_id: str
     content: bytes
     media_type: str
     metadata: _containers.ScalarMap[str, str]
-    def __init__(self, document_id: _Optional[str] = ..., content: _Optional[bytes] = ..., media_type: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    readers: _containers.RepeatedScalarFieldContainer[str]
+    sections: _containers.RepeatedCompositeFieldContainer[_common_pb2.SectionReaders]
+    def __init__(self, document_id: _Optional[str] = ..., content: _Optional[bytes] = ..., media_type: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., readers: _Optional[_Iterable[str]] = ..., sections: _Optional[_Iterable[_Union[_common_pb2.SectionReaders, _Mapping]]] = ...) -> None: ...
 
 class UpsertRequest(_message.Message):
     __slots__ = ("meta", "collection", "documents", "re_encode", "dry_run")
@@ -116,7 +120,7 @@ class ListDocumentsRequest(_message.Message):
     def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., start_after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class DocumentInfo(_message.Message):
-    __slots__ = ("collection", "document_id", "title", "num_chunks", "model_fingerprint", "current", "created_s", "source", "kv_context")
+    __slots__ = ("collection", "document_id", "title", "num_chunks", "model_fingerprint", "current", "created_s", "source", "kv_context", "readers", "sections")
     COLLECTION_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
     TITLE_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +130,8 @@ class DocumentInfo(_message.Message):
     CREATED_S_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     KV_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
+    SECTIONS_FIELD_NUMBER: _ClassVar[int]
     collection: str
     document_id: str
     title: str
@@ -135,7 +141,9 @@ class DocumentInfo(_message.Message):
     created_s: float
     source: str
     kv_context: str
-    def __init__(self, collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., num_chunks: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., current: _Optional[bool] = ..., created_s: _Optional[float] = ..., source: _Optional[str] = ..., kv_context: _Optional[str] = ...) -> None: ...
+    readers: _containers.RepeatedScalarFieldContainer[str]
+    sections: _containers.RepeatedCompositeFieldContainer[_common_pb2.SectionReaders]
+    def __init__(self, collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., num_chunks: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., current: _Optional[bool] = ..., created_s: _Optional[float] = ..., source: _Optional[str] = ..., kv_context: _Optional[str] = ..., readers: _Optional[_Iterable[str]] = ..., sections: _Optional[_Iterable[_Union[_common_pb2.SectionReaders, _Mapping]]] = ...) -> None: ...
 
 class ListDocumentsResponse(_message.Message):
     __slots__ = ("documents", "truncated")

@@ -21,7 +21,7 @@ class OpenRequest(_message.Message):
     def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[str]] = ..., node_id: _Optional[str] = ..., direct: _Optional[bool] = ...) -> None: ...
 
 class OpenedChunk(_message.Message):
-    __slots__ = ("chunk_id", "exists", "path", "size_bytes", "layers", "progress", "tier", "remote")
+    __slots__ = ("chunk_id", "exists", "path", "size_bytes", "layers", "progress", "tier", "remote", "source")
     CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     EXISTS_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class OpenedChunk(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     REMOTE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     chunk_id: str
     exists: bool
     path: str
@@ -38,7 +39,8 @@ class OpenedChunk(_message.Message):
     progress: str
     tier: str
     remote: RemoteFile
-    def __init__(self, chunk_id: _Optional[str] = ..., exists: _Optional[bool] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[_kv_store_pb2.ByteRange, _Mapping]]] = ..., progress: _Optional[str] = ..., tier: _Optional[str] = ..., remote: _Optional[_Union[RemoteFile, _Mapping]] = ...) -> None: ...
+    source: str
+    def __init__(self, chunk_id: _Optional[str] = ..., exists: _Optional[bool] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[_kv_store_pb2.ByteRange, _Mapping]]] = ..., progress: _Optional[str] = ..., tier: _Optional[str] = ..., remote: _Optional[_Union[RemoteFile, _Mapping]] = ..., source: _Optional[str] = ...) -> None: ...
 
 class RemoteFile(_message.Message):
     __slots__ = ("url", "ca_file")
@@ -103,20 +105,30 @@ class StageResponse(_message.Message):
     def __init__(self, directory: _Optional[str] = ...) -> None: ...
 
 class AdoptRequest(_message.Message):
-    __slots__ = ("meta", "chunk_id", "node_id", "path", "replace", "write_back")
+    __slots__ = ("meta", "chunk_id", "node_id", "path", "replace", "write_back", "origin")
     META_FIELD_NUMBER: _ClassVar[int]
     CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     REPLACE_FIELD_NUMBER: _ClassVar[int]
     WRITE_BACK_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     chunk_id: str
     node_id: str
     path: str
     replace: bool
     write_back: bool
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_id: _Optional[str] = ..., node_id: _Optional[str] = ..., path: _Optional[str] = ..., replace: _Optional[bool] = ..., write_back: _Optional[bool] = ...) -> None: ...
+    origin: ChunkOrigin
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_id: _Optional[str] = ..., node_id: _Optional[str] = ..., path: _Optional[str] = ..., replace: _Optional[bool] = ..., write_back: _Optional[bool] = ..., origin: _Optional[_Union[ChunkOrigin, _Mapping]] = ...) -> None: ...
+
+class ChunkOrigin(_message.Message):
+    __slots__ = ("prefix_ids", "parent_id")
+    PREFIX_IDS_FIELD_NUMBER: _ClassVar[int]
+    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
+    prefix_ids: _containers.RepeatedScalarFieldContainer[int]
+    parent_id: str
+    def __init__(self, prefix_ids: _Optional[_Iterable[int]] = ..., parent_id: _Optional[str] = ...) -> None: ...
 
 class DeleteChunksRequest(_message.Message):
     __slots__ = ("meta", "chunk_ids")

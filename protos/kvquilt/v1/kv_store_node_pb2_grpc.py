@@ -58,6 +58,11 @@ class NodeStoreStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.ChainRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.ChainResponse.FromString,
                 _registered_method=True)
+        self.Readable = channel.unary_unary(
+                '/kvquilt.v1.NodeStore/Readable',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ReadableRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ReadableResponse.FromString,
+                _registered_method=True)
         self.Prefetch = channel.unary_unary(
                 '/kvquilt.v1.NodeStore/Prefetch',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PrefetchRequest.SerializeToString,
@@ -124,6 +129,13 @@ class NodeStoreServicer:
 
     def Chain(self, request, context):
         """What a chunk with this parent is computed behind, by its document's manifest, so that lost KV can be computed again. Every node answers for all.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Readable(self, request, context):
+        """As KvStore.Readable. Every node answers for all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -200,6 +212,11 @@ def add_NodeStoreServicer_to_server(servicer, server):
                     servicer.Chain,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.ChainRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.ChainResponse.SerializeToString,
+            ),
+            'Readable': grpc.unary_unary_rpc_method_handler(
+                    servicer.Readable,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ReadableRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ReadableResponse.SerializeToString,
             ),
             'Prefetch': grpc.unary_unary_rpc_method_handler(
                     servicer.Prefetch,
@@ -348,6 +365,33 @@ class NodeStore:
             '/kvquilt.v1.NodeStore/Chain',
             protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.ChainRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.ChainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Readable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvquilt.v1.NodeStore/Readable',
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ReadableRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ReadableResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -110,7 +110,7 @@ class ManifestChunk(_message.Message):
     def __init__(self, chunk_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., text: _Optional[str] = ..., heading: _Optional[str] = ..., auxiliary_id: _Optional[str] = ..., parent_id: _Optional[str] = ..., header_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("tenant", "collection", "document_id", "title", "source_hash", "model_fingerprint", "prefix_ids", "chunks", "metadata", "created_s", "auxiliary", "kv_context")
+    __slots__ = ("tenant", "collection", "document_id", "title", "source_hash", "model_fingerprint", "prefix_ids", "chunks", "metadata", "created_s", "auxiliary", "kv_context", "readers", "sections")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +130,8 @@ class Manifest(_message.Message):
     CREATED_S_FIELD_NUMBER: _ClassVar[int]
     AUXILIARY_FIELD_NUMBER: _ClassVar[int]
     KV_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
+    SECTIONS_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     collection: str
     document_id: str
@@ -142,7 +144,9 @@ class Manifest(_message.Message):
     created_s: float
     auxiliary: str
     kv_context: str
-    def __init__(self, tenant: _Optional[str] = ..., collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., source_hash: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., chunks: _Optional[_Iterable[_Union[ManifestChunk, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., created_s: _Optional[float] = ..., auxiliary: _Optional[str] = ..., kv_context: _Optional[str] = ...) -> None: ...
+    readers: _containers.RepeatedScalarFieldContainer[str]
+    sections: _containers.RepeatedCompositeFieldContainer[_common_pb2.SectionReaders]
+    def __init__(self, tenant: _Optional[str] = ..., collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., source_hash: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., chunks: _Optional[_Iterable[_Union[ManifestChunk, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., created_s: _Optional[float] = ..., auxiliary: _Optional[str] = ..., kv_context: _Optional[str] = ..., readers: _Optional[_Iterable[str]] = ..., sections: _Optional[_Iterable[_Union[_common_pb2.SectionReaders, _Mapping]]] = ...) -> None: ...
 
 class PutManifestRequest(_message.Message):
     __slots__ = ("meta", "manifest")
@@ -240,6 +244,20 @@ class CountDocumentsResponse(_message.Message):
     counts: _containers.RepeatedCompositeFieldContainer[AlikeDocuments]
     def __init__(self, counts: _Optional[_Iterable[_Union[AlikeDocuments, _Mapping]]] = ...) -> None: ...
 
+class ReadableRequest(_message.Message):
+    __slots__ = ("meta", "chunk_ids")
+    META_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    chunk_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReadableResponse(_message.Message):
+    __slots__ = ("chunk_ids",)
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    chunk_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class PrefetchRequest(_message.Message):
     __slots__ = ("meta", "chunk_ids", "node_id")
     META_FIELD_NUMBER: _ClassVar[int]
@@ -320,12 +338,14 @@ class StatsResponse(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeStats, _Mapping]]] = ..., objects: _Optional[_Union[TierStats, _Mapping]] = ..., tenants: _Optional[_Iterable[_Union[TenantStats, _Mapping]]] = ..., num_unreachable: _Optional[int] = ..., objects_detail: _Optional[str] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
-    __slots__ = ("meta", "repair")
+    __slots__ = ("meta", "repair", "seal")
     META_FIELD_NUMBER: _ClassVar[int]
     REPAIR_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     repair: bool
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., repair: _Optional[bool] = ...) -> None: ...
+    seal: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., repair: _Optional[bool] = ..., seal: _Optional[bool] = ...) -> None: ...
 
 class DamagedCopy(_message.Message):
     __slots__ = ("chunk_id", "node_id", "tier", "reason", "restored")
@@ -352,18 +372,26 @@ class DamagedRecord(_message.Message):
     def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ..., restored: _Optional[bool] = ...) -> None: ...
 
 class VerifyProgress(_message.Message):
-    __slots__ = ("num_copies", "num_bytes", "damaged", "missing_chunk_ids", "damaged_records")
+    __slots__ = ("num_copies", "num_bytes", "damaged", "missing_chunk_ids", "damaged_records", "num_unsealed", "num_sealed", "num_unsealed_documents", "num_sealed_documents")
     NUM_COPIES_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     DAMAGED_FIELD_NUMBER: _ClassVar[int]
     MISSING_CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
     DAMAGED_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNSEALED_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEALED_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNSEALED_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEALED_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     num_copies: int
     num_bytes: int
     damaged: _containers.RepeatedCompositeFieldContainer[DamagedCopy]
     missing_chunk_ids: _containers.RepeatedScalarFieldContainer[str]
     damaged_records: _containers.RepeatedCompositeFieldContainer[DamagedRecord]
-    def __init__(self, num_copies: _Optional[int] = ..., num_bytes: _Optional[int] = ..., damaged: _Optional[_Iterable[_Union[DamagedCopy, _Mapping]]] = ..., missing_chunk_ids: _Optional[_Iterable[str]] = ..., damaged_records: _Optional[_Iterable[_Union[DamagedRecord, _Mapping]]] = ...) -> None: ...
+    num_unsealed: int
+    num_sealed: int
+    num_unsealed_documents: int
+    num_sealed_documents: int
+    def __init__(self, num_copies: _Optional[int] = ..., num_bytes: _Optional[int] = ..., damaged: _Optional[_Iterable[_Union[DamagedCopy, _Mapping]]] = ..., missing_chunk_ids: _Optional[_Iterable[str]] = ..., damaged_records: _Optional[_Iterable[_Union[DamagedRecord, _Mapping]]] = ..., num_unsealed: _Optional[int] = ..., num_sealed: _Optional[int] = ..., num_unsealed_documents: _Optional[int] = ..., num_sealed_documents: _Optional[int] = ...) -> None: ...
 
 class CollectGarbageRequest(_message.Message):
     __slots__ = ("meta", "grace_s", "dry_run")

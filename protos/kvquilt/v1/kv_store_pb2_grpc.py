@@ -77,6 +77,11 @@ class KvStoreStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CountDocumentsRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CountDocumentsResponse.FromString,
                 _registered_method=True)
+        self.Readable = channel.unary_unary(
+                '/kvquilt.v1.KvStore/Readable',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ReadableRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ReadableResponse.FromString,
+                _registered_method=True)
         self.Prefetch = channel.unary_unary(
                 '/kvquilt.v1.KvStore/Prefetch',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PrefetchRequest.SerializeToString,
@@ -173,6 +178,13 @@ class KvStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Readable(self, request, context):
+        """Which of these chunks are in documents that the caller may read. What nobody may read and what is not there are told alike.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Prefetch(self, request, context):
         """Starts bringing chunks to a node's own tiers and returns at once. Chunks that cannot be had are not an error.
         """
@@ -262,6 +274,11 @@ def add_KvStoreServicer_to_server(servicer, server):
                     servicer.CountDocuments,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CountDocumentsRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CountDocumentsResponse.SerializeToString,
+            ),
+            'Readable': grpc.unary_unary_rpc_method_handler(
+                    servicer.Readable,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ReadableRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ReadableResponse.SerializeToString,
             ),
             'Prefetch': grpc.unary_unary_rpc_method_handler(
                     servicer.Prefetch,
@@ -517,6 +534,33 @@ class KvStore:
             '/kvquilt.v1.KvStore/CountDocuments',
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CountDocumentsRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CountDocumentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Readable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvquilt.v1.KvStore/Readable',
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ReadableRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ReadableResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -58,7 +58,7 @@ class SearchRequest(_message.Message):
     def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., queries: _Optional[_Iterable[str]] = ..., k: _Optional[int] = ..., mode: _Optional[_Union[SearchMode, str]] = ..., filters: _Optional[_Iterable[_Union[Filter, _Mapping]]] = ...) -> None: ...
 
 class SearchHit(_message.Message):
-    __slots__ = ("chunk_id", "document_id", "title", "text", "token_ids", "score", "heading", "char_start", "char_end", "metadata", "model_fingerprint", "similarity", "prefix_hash", "template_hash", "parent_id", "place", "block", "kv_context")
+    __slots__ = ("chunk_id", "document_id", "title", "text", "token_ids", "score", "heading", "char_start", "char_end", "metadata", "model_fingerprint", "similarity", "prefix_hash", "template_hash", "parent_id", "place", "block", "kv_context", "readers")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,7 @@ class SearchHit(_message.Message):
     PLACE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     KV_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
     chunk_id: str
     document_id: str
     title: str
@@ -102,7 +103,8 @@ class SearchHit(_message.Message):
     place: int
     block: Block
     kv_context: str
-    def __init__(self, chunk_id: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., score: _Optional[float] = ..., heading: _Optional[str] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., model_fingerprint: _Optional[str] = ..., similarity: _Optional[float] = ..., prefix_hash: _Optional[str] = ..., template_hash: _Optional[str] = ..., parent_id: _Optional[str] = ..., place: _Optional[int] = ..., block: _Optional[_Union[Block, _Mapping]] = ..., kv_context: _Optional[str] = ...) -> None: ...
+    readers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, chunk_id: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., score: _Optional[float] = ..., heading: _Optional[str] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., model_fingerprint: _Optional[str] = ..., similarity: _Optional[float] = ..., prefix_hash: _Optional[str] = ..., template_hash: _Optional[str] = ..., parent_id: _Optional[str] = ..., place: _Optional[int] = ..., block: _Optional[_Union[Block, _Mapping]] = ..., kv_context: _Optional[str] = ..., readers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Ranking(_message.Message):
     __slots__ = ("hits",)
@@ -119,7 +121,7 @@ class SearchResponse(_message.Message):
     def __init__(self, rankings: _Optional[_Iterable[_Union[Ranking, _Mapping]]] = ..., mode: _Optional[_Union[SearchMode, str]] = ...) -> None: ...
 
 class IndexedChunk(_message.Message):
-    __slots__ = ("chunk_id", "text", "token_ids", "heading", "char_start", "char_end", "parent_id", "place", "block")
+    __slots__ = ("chunk_id", "text", "token_ids", "heading", "char_start", "char_end", "parent_id", "place", "block", "readers")
     CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +131,7 @@ class IndexedChunk(_message.Message):
     PARENT_ID_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
     chunk_id: str
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -138,7 +141,8 @@ class IndexedChunk(_message.Message):
     parent_id: str
     place: int
     block: Block
-    def __init__(self, chunk_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., heading: _Optional[str] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., parent_id: _Optional[str] = ..., place: _Optional[int] = ..., block: _Optional[_Union[Block, _Mapping]] = ...) -> None: ...
+    readers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, chunk_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., heading: _Optional[str] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., parent_id: _Optional[str] = ..., place: _Optional[int] = ..., block: _Optional[_Union[Block, _Mapping]] = ..., readers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Block(_message.Message):
     __slots__ = ("number", "heading", "first", "has_header")
@@ -194,6 +198,24 @@ class IndexResponse(_message.Message):
     existed: bool
     warnings: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, num_chunks: _Optional[int] = ..., existed: _Optional[bool] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RestrictRequest(_message.Message):
+    __slots__ = ("meta", "collection", "document_id", "readers")
+    META_FIELD_NUMBER: _ClassVar[int]
+    COLLECTION_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    collection: str
+    document_id: str
+    readers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., document_id: _Optional[str] = ..., readers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RestrictResponse(_message.Message):
+    __slots__ = ("num_chunks",)
+    NUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    num_chunks: int
+    def __init__(self, num_chunks: _Optional[int] = ...) -> None: ...
 
 class UnindexRequest(_message.Message):
     __slots__ = ("meta", "collection", "document_ids")

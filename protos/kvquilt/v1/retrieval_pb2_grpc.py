@@ -46,6 +46,11 @@ class RetrievalStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.IndexRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.IndexResponse.FromString,
                 _registered_method=True)
+        self.Restrict = channel.unary_unary(
+                '/kvquilt.v1.Retrieval/Restrict',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.RestrictRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.RestrictResponse.FromString,
+                _registered_method=True)
         self.Unindex = channel.unary_unary(
                 '/kvquilt.v1.Retrieval/Unindex',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.UnindexRequest.SerializeToString,
@@ -85,6 +90,14 @@ class RetrievalServicer:
 
     def Index(self, request, context):
         """Adds or replaces the chunks of one document in the index. Returns once they are searchable.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Restrict(self, request, context):
+        """Takes readers from a document until it is indexed again: it is then found by those only who are among these as well. For changes of
+        readers, before the document's manifest says so.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -135,6 +148,11 @@ def add_RetrievalServicer_to_server(servicer, server):
                     servicer.Index,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.IndexRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.IndexResponse.SerializeToString,
+            ),
+            'Restrict': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restrict,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.RestrictRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.RestrictResponse.SerializeToString,
             ),
             'Unindex': grpc.unary_unary_rpc_method_handler(
                     servicer.Unindex,
@@ -217,6 +235,33 @@ class Retrieval:
             '/kvquilt.v1.Retrieval/Index',
             protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.IndexRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.IndexResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restrict(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvquilt.v1.Retrieval/Restrict',
+            protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.RestrictRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.RestrictResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,6 +6,7 @@ Details name fields as gRPC does; here they get the names that they have over HT
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -17,7 +18,15 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from shared.errors import ContextTooLong, InternalError, InvalidRequest, KvquiltError, NotFound
+from shared.errors import (
+    ContextTooLong,
+    InternalError,
+    InvalidRequest,
+    KvquiltError,
+    NotFound,
+    Unauthenticated,
+)
+from shared.log import unquoted
 from shared.status import http_status_of
 
 log = logging.getLogger(__name__)
@@ -45,6 +54,7 @@ class ModelNotServed(NotFound):
 _CODES: dict[type[KvquiltError], str] = {  # OpenAI's, which clients look for
     ContextTooLong: "context_length_exceeded",
     ModelNotServed: "model_not_found",
+    Unauthenticated: "invalid_api_key",
 }
 
 
@@ -76,14 +86,16 @@ def response_to(error: Exception) -> Response:
     status = http_status_of(type(known))
     headers = {"x-should-retry": str(known.retryable).lower()}
     if known.retryable:
-        headers["retry-after"] = str(RETRY_AFTER_S)
+        headers["retry-after"] = str(max(RETRY_AFTER_S, math.ceil(known.retry_after_s or 0)))
+    if isinstance(known, Unauthenticated):
+        headers["www-authenticate"] = "Bearer"
     return _response(status, body_of(known), headers)
 
 
 def told(error: Exception) -> KvquiltError:
     """What may be told of ``error``, which is logged."""
     if isinstance(error, KvquiltError):
-        log.info("failed: %s: %s", error.code, error.detail)
+        log.info("failed: %s: %s", error.code, unquoted(error.detail))
         return error
     log.error("unexpected error", exc_info=error)
     return InternalError("failed unexpectedly; the service's log has the reason")

@@ -8,6 +8,7 @@ the question's part of the prompt, and nothing is searched by it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -17,7 +18,9 @@ from shared.errors import InvalidRequest
 from shared.generation.asked import SamplingParams
 from shared.generation.modes import GoesBy, Recompute
 from shared.generation.orders import ASKED_MODES, AskedMode, Auto, Reuse
+from shared.principals.callers import OPERATOR, Caller
 from shared.request import RequestContext
+from shared.tracing.traceparent import HEADER as TRACEPARENT_HEADER
 from shared.wire.enums import REFUSALS
 
 MODES: tuple[AskedMode, ...] = tuple(
@@ -58,6 +61,17 @@ def _unicode(text: str) -> str:
 
 
 _Text = Annotated[str, AfterValidator(_unicode)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Meta:
+    """``RequestMeta`` of what HTTP asks."""
+
+    request_id: str
+    tenant: str
+    deadline_ms: int
+    principal: str = ""
+    traceparent: str = ""
 
 
 class _Lenient(BaseModel):
@@ -125,7 +139,7 @@ class ChatRequest(_Lenient):
             if not self.stream:
                 raise InvalidRequest("stream_options: needs stream: true")
 
-    def context(self, headers: Mapping[str, str]) -> RequestContext:
+    def context(self, headers: Mapping[str, str], caller: Caller = OPERATOR) -> RequestContext:
         """
         Raises:
             InvalidRequest: the tenant is no name, or the header names another one.
@@ -133,8 +147,13 @@ class ChatRequest(_Lenient):
         header = headers.get(TENANT_HEADER, "")
         if header and self.tenant and header != self.tenant:
             raise InvalidRequest(f"tenant: is {self.tenant!r}, but {header!r} in the header {TENANT_HEADER}")
-        return RequestContext.create(
-            headers.get(REQUEST_ID_HEADER, ""), self.tenant or header, self.deadline_ms or 0
+        return caller.context(
+            _Meta(
+                headers.get(REQUEST_ID_HEADER, ""),
+                self.tenant or header,
+                self.deadline_ms or 0,
+                traceparent=headers.get(TRACEPARENT_HEADER, ""),
+            )
         )
 
     def inquiry(self) -> Inquiry:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from opentelemetry.trace import SpanKind
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from services.gateway.config import HttpConfig
 from services.gateway.http.body_limit import BodyLimit
+from services.gateway.http.caller_check import CallerCheck, caller_of
 from services.gateway.http.completions import ChatCompletion, CompletionHead, chunks, completion
 from services.gateway.http.errors import (
     ApiErrorBody,
@@ -25,19 +28,23 @@ from services.gateway.http.errors import (
 )
 from services.gateway.http.requests import MODES, ChatRequest
 from services.gateway.http.streaming import ChunkStream
+from services.gateway.ports import Answering
 from shared import log as logs
-from shared.answer import AnswerDone, AnswerEvent, Inquiry
+from shared.admission.entrance import Entrance
+from shared.answer import AnswerDone, AnswerEvent
 from shared.errors import KvquiltError
 from shared.limits import DEFAULT_LIMITS, RequestLimits, check_request
-from shared.request import RequestContext
-from shared.streams import until
+from shared.metrics.node import CONTENT_TYPE as METRICS_TYPE
+from shared.metrics.node import PATH as METRICS_PATH
+from shared.principals.callers import Callers
+from shared.streams import until, within
+from shared.tracing.names import HTTP_METHOD, HTTP_ROUTE
+from shared.tracing.spans import StageSpan, traced_stream
 from shared.wire.answer import INQUIRY
 
+_PATH = "/v1/chat/completions"
+_ANSWERING, _ROUTE = f"POST {_PATH}", {HTTP_METHOD: "POST", HTTP_ROUTE: _PATH}
 _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ApiErrorBody}, "5XX": {"model": ApiErrorBody}}
-
-
-class Answering(Protocol):
-    def answer(self, ctx: RequestContext, inquiry: Inquiry) -> AsyncGenerator[AnswerEvent, None]: ...
 
 
 class ModelExtension(BaseModel):
@@ -63,9 +70,14 @@ def http_app(
     pipeline: Answering,
     config: HttpConfig,
     limits: RequestLimits = DEFAULT_LIMITS,
+    callers: Callers | None = None,
     clock: Callable[[], float] = time.time,
+    door: Entrance | None = None,
+    metrics: Callable[[], str] | None = None,
 ) -> FastAPI:
-    """``limits``: as of the same question by gRPC. ``clock``: seconds since 1970."""
+    """``limits``, ``door``: as of the same question by gRPC. ``callers``: who may ask, None: everybody.
+    ``clock``: seconds since 1970. ``metrics``: what Prometheus is told; blocks."""
+    door = door or Entrance(limits.per_principal)
     app = FastAPI(
         title="kvquilt",
         docs_url=None,  # they would load scripts from elsewhere
@@ -77,6 +89,7 @@ def http_app(
         },
     )
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    app.add_middleware(CallerCheck, callers=callers)  # the last one is asked first
     served = ServedModel(id=config.model, kvquilt=ModelExtension(modes=list(map(str, MODES))))
 
     def check_model(model: str) -> None:
@@ -92,7 +105,7 @@ def http_app(
         check_model(model)
         return served
 
-    @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=_ERRORS)
+    @app.post(_PATH, response_model=ChatCompletion, responses=_ERRORS)
     async def chat_completions(request: ChatRequest, http: Request) -> Response:
         try:
             return await answered(request, http)
@@ -102,15 +115,29 @@ def http_app(
     async def answered(request: ChatRequest, http: Request) -> Response:
         check_model(request.model)
         request.check()
-        ctx = request.context(http.headers)
+        ctx = request.context(http.headers, caller_of(http.scope))
         logs.bind(ctx)
         inquiry = request.inquiry()
-        check_request(INQUIRY.to_pb(inquiry), limits)
+        asked = INQUIRY.to_pb(inquiry)
+        check_request(asked, limits)
+
+        def stream(stage: StageSpan) -> AsyncGenerator[AnswerEvent, None]:
+            logs.bind(stage.ctx)
+            entered = door.entered(stage.ctx.principal, asked.ByteSize())
+            return within(entered, pipeline.answer(stage.ctx, inquiry))
+
         head = CompletionHead(ctx.request_id, int(clock()), served.id, inquiry.collection, request.ratio)
-        events = until(AnswerDone, pipeline.answer(ctx, inquiry), "the answer broke off; retry")
+        answers = traced_stream(ctx, _ANSWERING, _ROUTE, SpanKind.SERVER, True, stream=stream)
+        events = until(AnswerDone, answers, "the answer broke off; retry")
         if request.stream:
             growing = chunks(head, events, request.with_usage)
             return ChunkStream(await anext(growing), growing)
         return JSONResponse((await completion(head, events)).model_dump())
+
+    if metrics is not None:
+
+        @app.get(METRICS_PATH, include_in_schema=False)
+        async def told() -> Response:
+            return Response(await asyncio.to_thread(metrics), media_type=METRICS_TYPE)
 
     return app

@@ -14,6 +14,8 @@ from services.ingestion.formats.plain import decode
 
 _TEXT = "tag:yaml.org,2002:str"
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
+_MOST_FRONT_MATTER = 64 << 10
+_MOST_HEADING = 4096
 
 
 def parse_markdown(content: bytes, charset: str) -> ParsedDocument:
@@ -24,8 +26,9 @@ def parse_markdown(content: bytes, charset: str) -> ParsedDocument:
 
 
 def _headings(text: str) -> tuple[Heading, ...]:
+    """By blocks alone: what is inside of them could take for ever, and only headings are read."""
     line_starts = [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
-    tokens = MarkdownIt("commonmark").parse(text)
+    tokens = MarkdownIt("commonmark").disable("inline").parse(text)
     return tuple(
         Heading(line_starts[token.map[0]], int(token.tag[1:]), _plain(inline.content))
         for token, inline in pairwise(tokens)
@@ -35,7 +38,7 @@ def _headings(text: str) -> tuple[Heading, ...]:
 
 def _plain(markdown: str) -> str:
     """The words of a heading without their markup."""
-    inline = MarkdownIt("commonmark").parseInline(markdown)[0].children or []
+    inline = MarkdownIt("commonmark").parseInline(markdown[:_MOST_HEADING])[0].children or []
     return " ".join(
         "".join(
             t.content if t.type in ("text", "code_inline") else " " * t.type.endswith("break") for t in inline
@@ -44,10 +47,10 @@ def _plain(markdown: str) -> str:
 
 
 def _without_front_matter(text: str) -> tuple[str, str]:
-    """The text behind a YAML header, and the header's title. What looks like one but is not YAML stays
-    text. Nothing but the title is made of the header: merging keys and reading dates could take for ever, or
-    fail."""
-    found = _FRONT_MATTER.match(text)
+    """The text behind a YAML header, and the header's title. What looks like one but is not YAML, or is
+    longer than any header, stays text. Nothing but the title is made of the header: merging keys and reading
+    dates could take for ever, or fail."""
+    found = _FRONT_MATTER.match(text[:_MOST_FRONT_MATTER])
     if found is None:
         return text, ""
     try:

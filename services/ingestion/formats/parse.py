@@ -26,7 +26,7 @@ from shared.errors import KvquiltError, UnreadableDocument
 log = logging.getLogger(__name__)
 
 # Goes into a document's source hash: raise it when a parser makes another text of the same bytes.
-PARSERS_VERSION = 1
+PARSERS_VERSION = 2
 LONGEST_TITLE = 500
 """Characters of a title or heading. Both stand in front of every chunk, of its KV and in its row of the
 index, which holds no more than 64 KB; the text itself keeps all of them."""

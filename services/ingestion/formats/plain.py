@@ -25,6 +25,8 @@ _LEGACY = (
     *("cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255", "cp1256"),
     *("cp932", "euc_jp", "euc_kr", "gb18030", "big5"),
 )
+# Python's other text encodings are for names and literals; the time of two of them grows with the square.
+_NO_DOCUMENTS = ("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape")
 _MAX_CONTROL_SHARE = 0.01
 _GUESS_BYTES = 64 * 1024
 _SHOWN = 40
@@ -69,6 +71,8 @@ def decode(content: bytes, charset: str = "") -> str:
     encoding = charset or next((name for mark, name in _BOMS if content.startswith(mark)), "")
     if encoding:
         try:
+            if codecs.lookup(encoding).name in _NO_DOCUMENTS:
+                raise LookupError(encoding)
             text = content.decode(encoding)
             text.encode()  # some encodings can spell halves of characters
         except (ValueError, LookupError):

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from services.kv_store.documents.manifest_files import ManifestFiles
 from services.kv_store.documents.manifest_json import decode, encode, is_damaged
 from services.kv_store.documents.manifest_mirror import ManifestMirror
 from services.kv_store.documents.manifest_scrub import damage_detail, look_at_both
+from services.kv_store.documents.sealed_json import key_id_of
 from shared.errors import (
     CorruptData,
     FailedPrecondition,
@@ -40,8 +41,10 @@ from shared.errors import (
     NotFound,
     Unavailable,
 )
+from shared.kv_format import SealKeys
 from shared.kv_reports import DamagedRecord
 from shared.kv_types import AlikeDocuments, Chain, Manifest, ManifestChunk, ManifestPage
+from shared.principals.principal import Principal
 
 log = logging.getLogger(__name__)
 
@@ -62,12 +65,20 @@ class Documents:
     Raises (any method): ``StorageFull``, ``InternalError``; with an object store also what ``Blobs`` raise.
     """
 
-    def __init__(self, directory: Path, disk: Disk | None = None, objects: Blobs | None = None) -> None:
-        """Asks nothing of ``objects``."""
+    def __init__(
+        self,
+        directory: Path,
+        disk: Disk | None = None,
+        objects: Blobs | None = None,
+        keys: SealKeys | None = None,
+    ) -> None:
+        """Asks nothing of ``objects``. ``keys``: manifests are sealed with the current one, and believed if
+        any of them sealed them; None: nothing is sealed."""
+        self._keys = keys
         self._changing = threading.RLock()  # held by the one who changes manifests
         self._reading = threading.Lock()  # held while the catalog is looked at or changed, never for long
         with storing():
-            self._files = ManifestFiles(directory, disk or Disk())
+            self._files = ManifestFiles(directory, disk or Disk(), keys)
             self._reserve = Reserve(directory / "reserve", disk or Disk())
             self._reserve.hold()
             self._mirror = None if objects is None else ManifestMirror(self._files, objects)
@@ -156,7 +167,7 @@ class Documents:
         if not 0 < len(manifest.document_id) <= LONGEST_DOCUMENT_ID:
             raise InvalidRequest(f"manifest.document_id: must have 1 to {LONGEST_DOCUMENT_ID} characters")
         name = name_of((manifest.tenant, manifest.collection, manifest.document_id))
-        data = encode(manifest)
+        data = encode(manifest, self._keys)
         with self._change(name):
             removal = self._note_removal(name)
             self._manifests.put(name, data)
@@ -177,7 +188,7 @@ class Documents:
             if removal is not None:
                 self._manifests.remove(name)
         if removal is None:
-            raise _absent(collection, document_id)
+            raise absent(collection, document_id)
         return removal
 
     def get(self, tenant: str, collection: str, document_id: str) -> Manifest:
@@ -192,12 +203,40 @@ class Documents:
         with storing():
             manifest = self._read(name) or self._read_healed(name)
         if manifest is None:
-            raise _absent(collection, document_id)
+            raise absent(collection, document_id)
         return manifest
 
-    def page(self, tenant: str, collection: str, start_after: str, limit: int, summary: bool) -> ManifestPage:
+    def find(self, tenant: str, collection: str, document_id: str) -> Document | None:
+        """What is known of a document without reading it; None: there is none."""
+        self._make_ready()
+        with self._reading:
+            return self._catalog.find((tenant, collection, document_id))
+
+    def readable(self, who: Principal, chunk_ids: Iterable[str]) -> list[str]:
+        """Those that are in documents of its tenant that ``who`` may read, or that chunks of them are
+        computed behind."""
+        self._make_ready()
+        with self._reading:
+            return [
+                chunk_id
+                for chunk_id in chunk_ids
+                if any(
+                    document.tenant == who.tenant and document.shows(who, chunk_id)
+                    for document in self._catalog.having(chunk_id)
+                )
+            ]
+
+    def page(
+        self,
+        tenant: str,
+        collection: str,
+        start_after: str,
+        limit: int,
+        summary: bool,
+        who: Principal | None = None,
+    ) -> ManifestPage:
         """Documents of ``collection`` (empty: of all) in the order of collection and id, up to ``limit`` or 1
-        MiB.
+        MiB; of ``who`` those that it may read, as far as it may.
 
         ``start_after`` is the ``Manifest.cursor`` of the last one known.
         """
@@ -206,28 +245,34 @@ class Documents:
         manifests: list[Manifest] = []
         num_bytes = 0
         with self._reading:
-            keys = self._catalog.keys_after(tenant, collection, start_after)
+            keys = self._catalog.keys_after(tenant, collection, start_after, who)
         for key in keys:
             if len(manifests) >= limit or num_bytes >= PAGE_BYTES:
                 return ManifestPage(tuple(manifests), truncated=True)
             try:
-                manifest = self.get(*key)
+                stored = self.get(*key)
+                manifest = stored if who is None else stored.readable_by(who)
+                if manifest is None:
+                    continue  # has other readers meanwhile
                 num_bytes += 0 if summary else self._files.size_bytes(name_of(key))
             except (NotFound, CorruptData, FileNotFoundError):
                 continue  # removed meanwhile; damaged ones are in the log
             manifests.append(_summary(manifest) if summary else manifest)
         return ManifestPage(tuple(manifests), truncated=False)
 
-    def counts(self, tenant: str) -> list[AlikeDocuments]:
-        """The tenant's documents by collection and by what they were made for."""
+    def counts(self, tenant: str, who: Principal | None = None) -> list[AlikeDocuments]:
+        """The tenant's documents, of ``who`` those that it may read, by collection and by what they were made
+        for."""
         self._make_ready()
         with self._reading:
-            return self._catalog.counts(tenant)
+            return self._catalog.counts(tenant, who)
 
     def chain(self, parent_id: str) -> Chain | None:
         """What a chunk with this parent is computed behind, by any document; None: none has it."""
         self._make_ready()
-        for key in [document.key for document in self.documents() if parent_id in document.parent_ids]:
+        with self._reading:
+            having = self._catalog.having(parent_id)
+        for key in [document.key for document in having if parent_id in document.parent_ids]:
             with suppress(NotFound, CorruptData):  # removed meanwhile; damaged ones are in the log
                 if (chain := self.get(*key).chain_to(parent_id)) is not None:
                     return chain
@@ -245,6 +290,25 @@ class Documents:
                     found += look_at_both(name, self._files, self._manifests, repair)
                     self._note_damage(name)
         return found
+
+    def seal(self, change: bool) -> tuple[int, int]:
+        """Counts the documents whose manifests have no seal of the current key, and those that were given
+        one: none unless ``change``."""
+        num_unsealed = num_sealed = 0
+        keys = self._keys
+        for name in [] if keys is None else [name_of(document.key) for document in self.documents()]:
+            data = self._files.read(name)
+            if keys is None or data is None or keys.is_current(key_id_of(data)):
+                continue
+            if change:
+                with self._change(name):
+                    data = self._files.read(name)
+                    if data is not None and not is_damaged(data, keys):
+                        self._manifests.put(name, encode(decode(data, keys), keys))
+                num_sealed += 1
+            else:
+                num_unsealed += 1
+        return num_unsealed, num_sealed
 
     def hold_reserve(self) -> None:
         """Keeps room for removals again, once there is some."""
@@ -314,14 +378,14 @@ class Documents:
         removal = Removal(f"removed/{uuid.uuid4().hex}.json", document.chunk_ids)
         try:
             chunks = tuple(ManifestChunk(c, ()) for c in document.chunk_ids)
-            self._manifests.put(removal.name, encode(Manifest(*document.key, chunks=chunks)))
+            self._manifests.put(removal.name, encode(Manifest(*document.key, chunks=chunks), self._keys))
         finally:
             self._reload(removal.name)
         return removal
 
     def _reload(self, name: str) -> None:
         data = self._files.read(name)
-        if data is not None and not is_damaged(data):
+        if data is not None and not is_damaged(data, self._keys):
             self._files.drop_aside(name)
         with self._reading:
             _load(self._catalog, name, data)
@@ -331,7 +395,7 @@ class Documents:
     def _note_damage(self, name: str) -> None:
         """What a document refers to stays known while this process lives; that it is damaged is told."""
         data = self._files.read(name)
-        if data is None or is_damaged(data):
+        if data is None or is_damaged(data, self._keys):
             with self._reading:
                 self._catalog.damaged.add(name)
         elif name in self._catalog.damaged:
@@ -340,7 +404,7 @@ class Documents:
     def _read(self, name: str) -> Manifest | None:
         """None: not there, or damaged."""
         try:
-            return None if (data := self._files.read(name)) is None else decode(data)
+            return None if (data := self._files.read(name)) is None else decode(data, self._keys)
         except ValueError as error:
             log.error("manifest %s is damaged: %s", name, error)
             return None
@@ -369,7 +433,7 @@ class Documents:
     def _scan(self, mend: bool) -> Catalog:
         """``mend``: what is damaged is restored from its second copy, or set aside until the object store has
         a whole one, or the document is ingested again."""
-        catalog = Catalog()
+        catalog = Catalog(self._keys)
         for name in self._files.names():
             if _load(catalog, name, self._files.read(name)) or not mend:
                 continue
@@ -394,5 +458,5 @@ def _summary(manifest: Manifest) -> Manifest:
     return replace(manifest, chunks=tuple(replace(c, token_ids=(), text="") for c in manifest.chunks))
 
 
-def _absent(collection: str, document_id: str) -> NotFound:
+def absent(collection: str, document_id: str) -> NotFound:
     return NotFound(f"document {document_id!r}: not in collection {collection!r}")

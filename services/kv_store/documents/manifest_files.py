@@ -16,6 +16,7 @@ from services.kv_store.blobs.directory import DirectoryBlobs
 from services.kv_store.blobs.disk import Disk
 from services.kv_store.blobs.protocol import Blobs, BlobStat, list_all
 from services.kv_store.blobs.staging import Staging
+from shared.kv_format import SealKeys
 
 DOCUMENTS = "manifests/"
 _FOLDERS = (DOCUMENTS, "removed/")
@@ -35,10 +36,11 @@ def manifests_in(blobs: Blobs, below: str = "") -> Iterator[BlobStat]:
 
 
 class ManifestFiles:
-    """Files that ``put`` and ``remove`` have changed durably when they return. All methods raise ``OSError``,
-    or what ``Blobs`` raise."""
+    """Files that ``put`` and ``remove`` have changed durably when they return. ``keys``: of the seals of what
+    they hold; None: nothing is sealed. All methods raise ``OSError``, or what ``Blobs`` raise."""
 
-    def __init__(self, directory: Path, disk: Disk) -> None:
+    def __init__(self, directory: Path, disk: Disk, keys: SealKeys | None = None) -> None:
+        self.keys = keys
         self._directory, self._disk = directory, disk
         self._blobs = DirectoryBlobs(directory, Staging(directory / "staging-documents", disk), disk)
         for folder in _FOLDERS:

@@ -1,11 +1,12 @@
 """A manifest as it is stored: sealed JSON, and the version of its form.
 
-    {"xxh3_64":"<16 hex digits>","version":4,"manifest":{…}}     the checksum covers what follows it, to the closing brace
-    {"xxh3_64":"<16 hex digits>","version":3,"manifest":{…}}     no chunk behind another, no kv_context; still written where none is
+    {"xxh3_64":"<16 hex digits>","version":5,"manifest":{…}}     the checksum covers what follows it, to the closing brace
+    {"xxh3_64":"<16 hex digits>","version":4,"manifest":{…}}     no readers: everybody's; still written where none are
+    {"xxh3_64":"<16 hex digits>","version":3,"manifest":{…}}     nor a chunk behind another, no kv_context; still written where none is
     {"xxh3_64":"<16 hex digits>","version":2,"manifest":{…}}     nor auxiliary KV
     {"xxh3_64":"<16 hex digits>","manifest":{…}}                 version 1: the checksum covers the inner object
 
-One checksum covers everything, so there is none per chunk: a chunk's id is a hash of its token ids,
+Where the installation has a secret, `"mac"` follows the checksum (``sealed_json``). One checksum covers everything, so there is none per chunk: a chunk's id is a hash of its token ids,
 ``source_hash`` covers the source, and the KV has checksums of its own, layer by layer (it may be encoded anew
 while the manifest stays).
 """  # noqa: E501
@@ -17,14 +18,21 @@ from typing import Any
 
 from services.kv_store.documents.sealed_json import seal, unseal
 from shared.errors import NewerFormat
+from shared.kv_format import SealKeys
 from shared.kv_types import Manifest, ManifestChunk
+from shared.readers import SectionReaders
 
-VERSION = 4
-_WITHOUT_CHAINS, _WITHOUT_AUXILIARY = 3, 2
+VERSION = 5
+_WITHOUT_READERS, _WITHOUT_CHAINS, _WITHOUT_AUXILIARY = 4, 3, 2
 
 
-def encode(manifest: Manifest) -> bytes:
+def encode(manifest: Manifest, keys: SealKeys | None = None) -> bytes:
+    """``keys``: it is sealed with the current one."""
     fields, version = asdict(manifest), VERSION
+    if manifest.readers or manifest.sections:  # which an earlier version would show to everybody
+        return seal({"version": version, "manifest": fields})
+    del fields["readers"], fields["sections"]
+    version = _WITHOUT_READERS
     if not manifest.kv_context:
         del fields["kv_context"]
     if not manifest.kv_context and not any(chunk.parent_id for chunk in manifest.chunks):
@@ -36,30 +44,32 @@ def encode(manifest: Manifest) -> bytes:
             del fields["auxiliary"]
             for chunk in fields["chunks"]:
                 del chunk["auxiliary_id"]
-    return seal({"version": version, "manifest": fields})
+    return seal({"version": version, "manifest": fields}, keys)
 
 
-def decode(data: bytes) -> Manifest:
-    """
+def decode(data: bytes, keys: SealKeys | None = None) -> Manifest:
+    """``keys``: one of them must have sealed it; None: whoever did is believed.
+
     Raises:
-        ValueError: the bytes are not those that were written.
-        NewerFormat: a later version of this program wrote them.
+        ValueError: the bytes are not those that were written. NewerFormat: a later version of this program
+        wrote them, or they are sealed with a key that is not here.
     """
-    outer = unseal(data, unsealed_key="manifest")
+    outer = unseal(data, unsealed_key="manifest", keys=keys)
     if int(outer.get("version", 1)) > VERSION:
         raise NewerFormat("a later version of kvquilt stored this document; update kvquilt here")
     try:
         fields: dict[str, Any] = outer["manifest"]
         chunks = tuple(ManifestChunk(**_with_tuples(c)) for c in fields["chunks"])
-        return Manifest(**{**fields, "prefix_ids": tuple(fields["prefix_ids"]), "chunks": chunks})
+        sections = tuple(SectionReaders(**_with_tuples(one)) for one in fields.get("sections", ()))
+        return Manifest(**_with_tuples({**fields, "chunks": chunks, "sections": sections}))
     except (KeyError, TypeError) as error:
         raise ValueError(f"another version of this program wrote it: {error}") from None
 
 
-def is_damaged(data: bytes) -> bool:
-    """One that a later version wrote is not, for all that we can tell."""
+def is_damaged(data: bytes, keys: SealKeys | None = None) -> bool:
+    """One that a later version wrote is not, for all that we can tell. ``keys``: see ``decode``."""
     try:
-        decode(data)
+        decode(data, keys)
     except ValueError:
         return True
     except NewerFormat:

@@ -59,7 +59,7 @@ class ManifestMirror:
     def heal(self, name: str) -> bool:
         """Fetches one whose file is damaged or lost; whether there was a good one."""
         data = self._fetch(name)
-        if data is None or is_damaged(data):
+        if data is None or is_damaged(data, self._files.keys):
             return False
         self._files.put(name, data)
         return True
@@ -95,9 +95,9 @@ class ManifestMirror:
         theirs, ours = self._fetch(name), self._files.read(name)
         if theirs is None or theirs == ours:
             return
-        if not is_damaged(theirs):
+        if not is_damaged(theirs, self._files.keys):
             self._files.put(name, theirs)
-        elif ours is not None and not is_damaged(ours):
+        elif ours is not None and not is_damaged(ours, self._files.keys):
             log.warning("the object of manifest %s is damaged; it is restored from this node's", name)
             self._objects.put(name, ours)
         else:

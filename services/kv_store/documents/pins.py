@@ -18,7 +18,8 @@ from dataclasses import astuple, dataclass
 from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.documents.catalog import Document
 from services.kv_store.documents.sealed_json import seal, unseal, unseal_lines
-from shared.errors import KvquiltError, NotFound, StorageFull, Unavailable
+from shared.errors import KvquiltError, NewerFormat, NotFound, StorageFull, Unavailable
+from shared.kv_format import SealKeys
 from shared.kv_reports import DamagedRecord
 from shared.kv_types import PinnedChunks
 
@@ -43,8 +44,12 @@ _NOTHING = PinnedChunks("")
 class Pins:
     """Thread-safe; ``load`` and the changes block on ``blobs``."""
 
-    def __init__(self, blobs: Blobs, documents: Callable[[], Sequence[Document]]) -> None:
-        """``documents``: those there are, of all tenants. Asks nothing of ``blobs``."""
+    def __init__(
+        self, blobs: Blobs, documents: Callable[[], Sequence[Document]], keys: SealKeys | None = None
+    ) -> None:
+        """``documents``: those there are, of all tenants. Asks nothing of ``blobs``. ``keys``: as of
+        ``Documents``."""
+        self._keys = keys
         self._blobs, self._documents = blobs, documents
         self._lock = threading.Lock()
         self._pins: frozenset[Pin] | None = None
@@ -56,13 +61,13 @@ class Pins:
         """Reads what was written down, once. Raises what ``Blobs`` raise."""
         with self._lock:
             if self._pins is None:
-                self._pins, self.damaged = _load(self._blobs)
+                self._pins, self.damaged = _load(self._blobs, self._keys)
 
     def verify(self, repair: bool = False) -> list[DamagedRecord]:
         """Reads both copies; ``repair``: a damaged one is restored by the other one."""
         self.load()
         with self._lock:
-            found = [name for name in (BLOB, COPY) if _is_damaged(_read(self._blobs, name))]
+            found = [name for name in (BLOB, COPY) if _is_damaged(_read(self._blobs, name), self._keys)]
             restored = repair and bool(found) and not self.damaged
             if restored:
                 self._write(self._pins or frozenset())
@@ -80,11 +85,10 @@ class Pins:
         """
         self.load()
         pins = self._pins or frozenset()
-        what = f"document {pin.document_id!r} of collection" if pin.document_id else "collection"
         if unpin and pin not in pins:
-            raise NotFound(f"{what} {pin.collection!r} is not pinned; `kvquilt store pins` lists what is")
+            raise NotFound(f"{_named(pin)} is not pinned; `kvquilt store pins` lists what is")
         if not unpin and not self.documents_of([pin]):
-            raise NotFound(f"{what} {pin.collection!r} does not exist")
+            raise no_such(pin)
         return pins - {pin} if unpin else pins | {pin}
 
     def change(self, pin: Pin, unpin: bool) -> None:
@@ -117,10 +121,10 @@ class Pins:
             return self._known[1]
 
     def check_invariants(self) -> None:
-        assert self._pins is None or self._pins == _load(self._blobs)[0]
+        assert self._pins is None or self._pins == _load(self._blobs, self._keys)[0]
 
     def _write(self, pins: frozenset[Pin]) -> None:
-        data = seal({"pins": [astuple(p) for p in sorted(pins)]})
+        data = seal({"pins": [astuple(p) for p in sorted(pins)]}, self._keys)
         self._blobs.put(BLOB, data)
         try:
             self._blobs.put(COPY, data)
@@ -145,17 +149,26 @@ def check_room(num_bytes: int, capacities: Mapping[str, int]) -> None:
         )
 
 
+def no_such(pin: Pin) -> NotFound:
+    return NotFound(f"{_named(pin)} does not exist")
+
+
+def _named(pin: Pin) -> str:
+    what = f"document {pin.document_id!r} of collection" if pin.document_id else "collection"
+    return f"{what} {pin.collection!r}"
+
+
 def _version(ids: frozenset[str]) -> str:
     return hashlib.blake2b("\n".join(sorted(ids)).encode(), digest_size=16).hexdigest()
 
 
-def _load(blobs: Blobs) -> tuple[frozenset[Pin], bool]:
+def _load(blobs: Blobs, keys: SealKeys | None) -> tuple[frozenset[Pin], bool]:
     """What either copy says, the first one rather, and whether there was something of which neither says
     anything: pins are a convenience, and whoever set them can set them again."""
     written = [data for name in (BLOB, COPY) if (data := _read(blobs, name)) is not None]
     for data in written:
-        if not _is_damaged(data):
-            return _parse(data), False
+        if not _is_damaged(data, keys):
+            return _parse(data, keys), False
     if written:
         log.error("the list of pins is damaged; nothing is pinned any more")
     return frozenset(), bool(written)
@@ -168,19 +181,19 @@ def _read(blobs: Blobs, name: str) -> bytes | None:
         return None
 
 
-def _parse(data: bytes) -> frozenset[Pin]:
+def _parse(data: bytes, keys: SealKeys | None) -> frozenset[Pin]:
     """
     Raises:
-        ValueError, KeyError: it is not what was written.
+        ValueError, KeyError: it is not what was written. NewerFormat: its key is not here.
     """
-    pins = unseal(data)["pins"] if data.startswith(b"{") else unseal_lines(data)
+    pins = unseal(data, keys=keys)["pins"] if data.startswith(b"{") else unseal_lines(data)
     return frozenset(Pin(*fields) for fields in pins)
 
 
-def _is_damaged(data: bytes | None) -> bool:
+def _is_damaged(data: bytes | None, keys: SealKeys | None) -> bool:
     try:
         if data is not None:
-            _parse(data)
-    except (ValueError, KeyError, TypeError):
+            _parse(data, keys)
+    except (ValueError, KeyError, TypeError, NewerFormat):
         return True
     return False

@@ -29,11 +29,12 @@ from services.kv_store.fetching.verification import ArrivingPart, parts_of, sect
 from services.kv_store.tiers.local import LocalTier
 from shared.config import check_above_zero, check_least
 from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound
-from shared.kv_format import ChunkSummary, Frame, reading_frame
+from shared.kv_format import ChunkSummary, Frame, SealKeys, reading_frame
 from shared.kv_format.progress import ProgressWriter
 from shared.kv_types import OpenedChunk
 
 log = logging.getLogger(__name__)
+_SOURCES = {"object": "objects", "peer": "peer"}
 ResultT = TypeVar("ResultT")
 
 
@@ -61,7 +62,7 @@ class FetchRoom:
     """What all fetches of a node share. ``tiers``: where a chunk may go, the best first. ``linger``: called
     with a file whose name must stay for a while, for readers were told of it. ``unplaced``: with a chunk that
     no tier has room for after all, so that its staged file is all there is. ``damaged``: told what kind of
-    source had a copy that is none."""
+    source had a copy that is none. ``keys``: of the seals that are believed; None: all are."""
 
     tiers: Sequence[LocalTier]
     config: FetchConfig
@@ -71,6 +72,7 @@ class FetchRoom:
     linger: Callable[[Path], None]
     unplaced: Callable[[OpenedChunk], None]
     damaged: Callable[[str, str], None]
+    keys: SealKeys | None = None
 
 
 class Fetch:
@@ -82,6 +84,8 @@ class Fetch:
         """Somebody waits for it: its parts come before those of others. ``hurry`` sets it."""
         self.unwanted = False
         """Set when the chunk is deleted or replaced: what comes is dropped."""
+        self.source, self.size_bytes = "", 0
+        """Where it is from, and what it has."""
         self._room = room
         self._reading: PartReading | None = None
         self._framed: asyncio.Future[OpenedChunk | None] = asyncio.get_running_loop().create_future()
@@ -129,6 +133,7 @@ class Fetch:
             return False
         frame, tail = found
         summary, size = frame.summary, frame.size_bytes
+        self.source, self.size_bytes = _SOURCES.get(source.kind, ""), size
         room = await self._allocated(size, tail)
         tier, file = room.tier, room.file
         try:
@@ -162,7 +167,7 @@ class Fetch:
 
     async def _end_of(self, source: Source) -> tuple[Frame, bytes] | None:
         """What the frame says, and the bytes that say it; None: the source does not have the chunk."""
-        steps = reading_frame(self.chunk_id)
+        steps = reading_frame(self.chunk_id, keys=self._room.keys)
         length = next(steps)
         while True:
             found = await self._patiently(partial(source.end, length))
@@ -193,7 +198,7 @@ class Fetch:
                 )
             if missing:
                 progress.frame_arrived()
-                self._tell(self._opened(tier, file, frame.summary, str(progress.path)))
+                self._tell(self._opened(tier, file, frame.summary, str(progress.path), self.source))
                 parts = parts_of(missing, self._room.config.part_bytes)
                 arriving = [ArrivingPart(part, self.chunk_id, progress.layer_arrived) for part in parts]
                 await self._read_parts(source, file, arriving)
@@ -265,10 +270,22 @@ class Fetch:
         return self._opened(tier, file, summary)
 
     def _opened(
-        self, tier: LocalTier, file: StagedFile, summary: ChunkSummary, progress: str = ""
+        self,
+        tier: LocalTier,
+        file: StagedFile,
+        summary: ChunkSummary,
+        progress: str = "",
+        source: str = "",
     ) -> OpenedChunk:
         return OpenedChunk(
-            self.chunk_id, True, str(file.path), summary.size_bytes, summary.layers, progress, tier.name
+            self.chunk_id,
+            True,
+            str(file.path),
+            summary.size_bytes,
+            summary.layers,
+            progress,
+            tier.name,
+            source=source,
         )
 
     def _check_wanted(self) -> None:

@@ -17,8 +17,11 @@ from services.kv_store.fetching.sources import ObjectSource, PeerSearch, Source
 from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.local import LocalTier
 from shared.errors import KvquiltError
+from shared.kv_format import SealKeys
 from shared.kv_types import OpenedChunk, RemoteFile
 from shared.streams import cancelled
+from shared.tracing.names import NUM_BYTES, SOURCE
+from shared.tracing.spans import span
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +41,9 @@ class Fetches:
         prefer_peers: bool,
         counters: Counter[str],
         threads: Executor,
+        keys: SealKeys | None = None,
     ) -> None:
-        """``tiers``: where a chunk may go, the best first."""
+        """``tiers``: where a chunk may go, the best first. ``keys``: of the seals that are believed."""
         self.damaged_objects: set[str] = set()
         """Chunks whose object turned out to be damaged: not stored, whatever the object store says."""
         self._objects, self._config, self._prefer_peers, self._counters = (
@@ -51,7 +55,15 @@ class Fetches:
         self._threads = threads
         self._readers = ReadingThreads(config.concurrency, "kv-fetch")
         self._room = FetchRoom(
-            tiers, config, self._readers, threads, counters, self._linger, self._take_in, self._note_damage
+            tiers,
+            config,
+            self._readers,
+            threads,
+            counters,
+            self._linger,
+            self._take_in,
+            self._note_damage,
+            keys,
         )
         self._running: dict[str, tuple[Fetch, asyncio.Task[bool]]] = {}
         self._lingering: dict[Path, asyncio.TimerHandle] = {}
@@ -109,13 +121,21 @@ class Fetches:
         """The fetch that is under way, or a new one."""
         if chunk_id not in self._running:
             fetch = Fetch(self._room, chunk_id)
-            task = asyncio.create_task(fetch.run(self._sources(chunk_id, peers)))
+            task = asyncio.create_task(self._fetched(fetch, peers))
             self._running[chunk_id] = fetch, task
             task.add_done_callback(lambda task: self._ended(chunk_id, task))
         fetch, task = self._running[chunk_id]
         if urgent:
             fetch.hurry()
         return fetch, task
+
+    async def _fetched(self, fetch: Fetch, peers: PeerSearch) -> bool:
+        """In the trace of whoever asked first."""
+        with span(peers.ctx, "fetch") as stage:
+            in_tier = await fetch.run(self._sources(fetch.chunk_id, peers))
+            if fetch.source:
+                stage.set({SOURCE: fetch.source, NUM_BYTES: fetch.size_bytes})
+        return in_tier
 
     def drop(self, chunk_id: str) -> None:
         """What comes from now on is of a chunk that is gone."""

@@ -17,6 +17,8 @@ from pyarrow import flight
 
 from services.kv_store.tiers.chunk_names import check_chunk_id
 from shared.errors import CorruptData, KvquiltError, NotFound, Unavailable
+from shared.principals.credentials import SIGNED, Credentials, ServiceIdentity, no_credentials
+from shared.principals.services import check_service
 
 _SCHEMA = pa.schema([pa.field("data", pa.uint8())])
 ReadChunk = Callable[[str, int, int], Iterator[bytes]]
@@ -46,10 +48,13 @@ class Flights(Protocol):
 class FlightServer:
     """Serves in threads of its own from construction to ``close``."""
 
-    def __init__(self, host: str, read: ReadChunk) -> None:
-        """``host``: an address of this machine that the other nodes reach; the port is one that is free."""
+    def __init__(self, host: str, read: ReadChunk, identity: ServiceIdentity | None = None) -> None:
+        """``host``: an address of this machine that the other nodes reach; the port is one that is free.
+        ``identity``: of the agent; the services that it believes are answered, and nobody else. None:
+        everybody is."""
         bracketed = f"[{host}]" if ":" in host else host
-        self._server = _Server(f"grpc://{bracketed}:0", read)
+        middleware = {} if identity is None else {SIGNED: _Doorkeeper(identity)}
+        self._server = _Server(f"grpc://{bracketed}:0", read, middleware)
         self.location = f"grpc://{bracketed}:{self._server.port}"
         self._serving = threading.Thread(target=self._server.serve, name="kv-flight", daemon=True)
         self._serving.start()
@@ -61,9 +66,11 @@ class FlightServer:
 
 
 class FlightReader:
-    """``Flights`` over the network; one connection per location. Thread-safe."""
+    """``Flights`` over the network; one connection per location. Thread-safe. ``credentials``: of a
+    service, which the servers ask for."""
 
-    def __init__(self) -> None:
+    def __init__(self, credentials: Credentials = no_credentials) -> None:
+        self._credentials = credentials
         self._clients: dict[str, flight.FlightClient] = {}
         self._lock = threading.Lock()
 
@@ -73,7 +80,7 @@ class FlightReader:
         ticket = flight.Ticket(json.dumps([chunk_id, start, length]).encode())
         received = 0
         try:
-            for batch in self._client(location).do_get(ticket, flight.FlightCallOptions(timeout=timeout_s)):
+            for batch in self._client(location).do_get(ticket, self._options(timeout_s)):
                 data = batch.data.column(0)
                 write(start + received, memoryview(data.buffers()[1])[data.offset : data.offset + len(data)])
                 received += len(data)
@@ -91,6 +98,10 @@ class FlightReader:
         for client in clients:
             client.close()
 
+    def _options(self, timeout_s: float) -> flight.FlightCallOptions:
+        headers = [(name.encode(), value.encode()) for name, value in self._credentials()]
+        return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
+
     def _client(self, location: str) -> flight.FlightClient:
         with self._lock:
             if location not in self._clients:
@@ -103,9 +114,23 @@ class FlightReader:
             self._clients.pop(location, None)
 
 
+class _Doorkeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Looks at every call before anything of it is read."""
+
+    def __init__(self, identity: ServiceIdentity) -> None:
+        super().__init__()
+        self._signer = identity.signer
+
+    def start_call(self, info: Any, headers: dict[str, list[str]]) -> None:
+        try:
+            check_service(self._signer, next(iter(headers.get(SIGNED, ())), ""))
+        except KvquiltError as error:
+            raise flight.FlightUnauthenticatedError(error.detail) from None
+
+
 class _Server(flight.FlightServerBase):  # type: ignore[misc]
-    def __init__(self, location: str, read: ReadChunk) -> None:
-        super().__init__(location)
+    def __init__(self, location: str, read: ReadChunk, middleware: dict[str, _Doorkeeper]) -> None:
+        super().__init__(location, middleware=middleware)
         self._read = read
 
     def do_get(self, context: Any, ticket: flight.Ticket) -> flight.GeneratorStream:

@@ -85,7 +85,8 @@ class FlightSource:
 
 class PeerSearch:
     """Which other nodes have which of some chunks: asked once for all of them, and only when the first one is
-    looked for. The asker's deadline does not count, for others may wait for the same chunks."""
+    looked for. The asker's deadline does not count, for others may wait for the same chunks. ``ctx``: the
+    asker's."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class PeerSearch:
         chunk_ids: Sequence[str],
         flights: Flights,
     ) -> None:
-        self._neighbours, self._ctx = neighbours, ctx
+        self._neighbours, self.ctx = neighbours, ctx
         self._chunk_ids, self._flights = chunk_ids, flights
         self._asking: asyncio.Task[dict[str, list[Source]]] | None = None
 
@@ -105,7 +106,7 @@ class PeerSearch:
 
     async def _ask(self) -> dict[str, list[Source]]:
         """Nodes that do not answer soon have nothing."""
-        soon = replace(self._ctx, deadline_s=time.monotonic() + _PEER_TIMEOUT_S)
+        soon = replace(self.ctx, deadline_s=time.monotonic() + _PEER_TIMEOUT_S)
         answers, _ = await self._neighbours.ask(lambda peer: peer.local_copies(soon, self._chunk_ids))
         sources: dict[str, list[Source]] = {}
         for copies in answers.values():

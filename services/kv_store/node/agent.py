@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from services.kv_store.fetching.nodes import Neighbours, Nodes
 from services.kv_store.fetching.sources import PeerSearch
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.node.home import HomeDocuments
-from services.kv_store.tiers.chunk_files import check_identity
+from services.kv_store.node.metering import node_readings
+from services.kv_store.tiers.chunk_files import check_identity, check_same
 from services.kv_store.tiers.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_id, check_chunk_ids
 from services.kv_store.tiers.files import FileCopy
 from services.kv_store.tiers.object_chunks import all_objects
@@ -26,7 +28,10 @@ from shared.clients.health import ServiceHealth
 from shared.errors import FailedPrecondition, InvalidRequest, KvquiltError
 from shared.kv_reports import NodeStats, StoreStats
 from shared.kv_types import ChunkPage, ChunkStat, OpenedChunk, Origin, PeerCopy
+from shared.metrics.recorder import MetricReading
 from shared.request import RequestContext
+from shared.tracing.names import NUM_CHUNKS
+from shared.tracing.spans import span
 
 log = logging.getLogger(__name__)
 SERVICE = "kv_store"
@@ -63,7 +68,7 @@ class Agent:
         self.delete, self.put_manifest = home.delete, home.put_manifest
         self.get_manifest, self.manifest_page = home.get_manifest, home.manifest_page
         self.delete_manifest, self.count_documents = home.delete_manifest, home.count_documents
-        self.chain = home.chain
+        self.chain, self.readable = home.chain, home.readable
 
     async def recover(self, ctx: RequestContext) -> None:
         """Goes on with what was left undone: the agent died in between, or a node or the object store did not
@@ -90,7 +95,11 @@ class Agent:
         self._check_node(node_id)
         ids = check_chunk_ids(chunk_ids)
         self._opened_s = self._clock()
-        return await self._tiers.open(ids, self._search(ctx, ids), direct)
+        with span(ctx, "open", {NUM_CHUNKS: len(ids)}) as stage:
+            opened = await self._tiers.open(ids, self._search(stage.ctx, ids), direct)
+            found = Counter(chunk.came_from for chunk in opened if chunk.exists)
+            stage.set({f"{NUM_CHUNKS}.{tier}": num for tier, num in found.items()})
+        return opened
 
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         self._check_node(node_id)
@@ -109,10 +118,16 @@ class Agent:
         path: str,
         replace: bool = False,
         write_back: bool = False,
+        origin: Origin | None = None,
     ) -> bool:
         self._check_node(node_id)
         staged = self._tiers.disk.staging.given(path)
-        return await self._tiers.put(check_chunk_id(chunk_id), staged, replace, write_back)
+        try:
+            if origin is not None:
+                await self._check_origin(ctx, staged, check_chunk_id(chunk_id), origin)
+            return await self._tiers.put(check_chunk_id(chunk_id), staged, replace, write_back)
+        finally:
+            self._tiers.disk.staging.discard(staged)
 
     async def put(
         self,
@@ -190,6 +205,10 @@ class Agent:
         ready = failure is None or failure.retryable
         return ServiceHealth(SERVICE, ready, "; ".join(details), facts)
 
+    def readings(self) -> Iterator[MetricReading]:
+        """For metrics. From any thread; blocks for a moment."""
+        return node_readings(self._tiers, self._documents, self._neighbours.is_home)
+
     async def close(self) -> None:
         await self._tiers.close()
         self._flights.close()
@@ -237,6 +256,13 @@ class Agent:
                 chunks.setdefault(copy.chunk_id, _stat(copy.chunk_id, copy))
         chosen = sorted(chunks)[:limit]
         return ChunkPage(tuple(chunks[c] for c in chosen), truncated=len(chunks) > limit)
+
+    async def _check_origin(self, ctx: RequestContext, staged: Path, chunk_id: str, origin: Origin) -> None:
+        if origin.stored:
+            stored = await asyncio.to_thread(self._tiers.header_of, chunk_id)
+            await asyncio.to_thread(check_same, staged, chunk_id, stored)
+        else:
+            await asyncio.to_thread(check_identity, staged, chunk_id, ctx.tenant, origin)
 
     def _check_node(self, node_id: str) -> None:
         if node_id not in ("", self._neighbours.node_id):

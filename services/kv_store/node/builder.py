@@ -19,6 +19,7 @@ from services.kv_store.fetching.nodes import Nodes
 from services.kv_store.node.agent import Agent
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.tiers.builder import Machine, OwnTiers
+from shared.kv_format import SealKeys
 from shared.private_files import make_private
 
 
@@ -52,18 +53,19 @@ def build_node(
     objects: Blobs | None = None,
     flights: Flights | None = None,
     machine: Machine | None = None,
+    keys: SealKeys | None = None,
 ) -> Node:
-    """``stream`` starts what other nodes read chunks from, ``flights`` reads from theirs. Blocks: looks at
-    every file that is there.
+    """``stream`` starts what other nodes read chunks from, ``flights`` reads from theirs. ``keys``: see
+    ``WritableTiers``. Blocks: looks at every file that is there.
 
     Raises:
         StorageFull, InternalError: the directory cannot be used.
     """
     machine = machine or Machine()
     make_private(Path(config.directory))
-    tiers, own = build_tiers(config, objects, machine)
+    tiers, own = build_tiers(config, objects, machine, keys)
     at_home = nodes.home() == node_id
-    documents = Documents(Path(config.directory), machine.disk, objects if at_home else None)
+    documents = Documents(Path(config.directory), machine.disk, objects if at_home else None, keys)
     streaming = stream(tiers.read)
     agent = Agent(
         node_id,
@@ -83,9 +85,10 @@ def build_tiers(
     config: KvStoreConfig,
     objects: Blobs | None = None,
     machine: Machine | None = None,
+    keys: SealKeys | None = None,
 ) -> tuple[NodeTiers, OwnTiers]:
     """A node's tiers with the object store behind them, and its own alone. Blocks and raises like
     ``build_node``."""
-    own = OwnTiers(Path(config.directory), config, objects is not None, machine)
+    own = OwnTiers(Path(config.directory), config, objects is not None, machine, keys)
     sleep = (machine or Machine()).sleep
-    return NodeTiers(own.disk, own.memory, objects, config, sleep), own
+    return NodeTiers(own.disk, own.memory, objects, config, sleep, keys), own

@@ -17,8 +17,9 @@ from services.kv_store.fetching.sources import PeerSearch
 from services.kv_store.node.writes import WritableTiers
 from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.files import FileCopy
-from services.kv_store.tiers.object_chunks import all_objects, find_object
-from shared.errors import NotFound
+from services.kv_store.tiers.object_chunks import all_objects, find_object, object_frame
+from shared.errors import CorruptData, NotFound
+from shared.kv_format import ChunkHeader, inspect_chunk
 from shared.kv_reports import TierStats
 from shared.kv_types import OpenedChunk
 
@@ -89,6 +90,20 @@ class NodeTiers(WritableTiers):
     def find(self, chunk_id: str) -> FileCopy | None:
         """A copy in any of this node's own tiers."""
         return next((c for tier in self.own[::-1] if (c := tier.find(chunk_id))), None)
+
+    def header_of(self, chunk_id: str) -> ChunkHeader | None:
+        """What the file that is stored says of itself; None: there is none that is whole. Blocks.
+
+        Raises:
+            Unavailable: the object store does not answer.
+        """
+        with suppress(NotFound, CorruptData):
+            for tier in self.own[::-1]:
+                if tier.find(chunk_id) is not None:
+                    return inspect_chunk(tier.path_of(chunk_id), self.keys).header
+            if self.objects is not None:
+                return object_frame(self.objects, chunk_id, self.keys).header
+        return None
 
     async def stored(self, chunk_ids: Sequence[str], ask_objects: bool = True) -> dict[str, FileCopy]:
         """Those that are whole in the object store, or have their primary copy here until they are."""

@@ -14,6 +14,7 @@ from shared.errors import NotFound, Unavailable
 from shared.kv_reports import StoreStats, VerifyProgress
 from shared.kv_stores import NodeAgent
 from shared.kv_types import ChunkStat, OpenedChunk, Origin
+from shared.readers import reads_everything
 from shared.request import RequestContext
 
 Params = ParamSpec("Params")
@@ -40,6 +41,7 @@ class ClusterStore:
     delete_manifest = _by_home(NodeAgent.delete_manifest)
     count_documents = _by_home(NodeAgent.count_documents)
     chain = _by_home(NodeAgent.chain)
+    readable = _by_home(NodeAgent.readable)
     collect_garbage = _by_home(NodeAgent.collect_garbage)
     pin = _by_home(NodeAgent.pin)
     list_pins = _by_home(NodeAgent.list_pins)
@@ -54,8 +56,9 @@ class ClusterStore:
         Raises:
             Unavailable: a chunk was not found, but may lie on a node that does not answer.
         """
-        found, unreachable = await self._find(ctx, chunk_ids)
-        if unreachable and any(c not in found for c in chunk_ids):
+        told = await self._told(ctx, chunk_ids)
+        found, unreachable = await self._find(ctx, told)
+        if unreachable and any(c not in found for c in told):
             raise Unavailable(f"{unreachable} node(s) of the store do not answer; retry")
         return [found[c][1] if c in found else ChunkStat(c, exists=False) for c in chunk_ids]
 
@@ -75,9 +78,10 @@ class ClusterStore:
         path: str,
         replace: bool = False,
         write_back: bool = False,
+        origin: Origin | None = None,
     ) -> bool:
         return await self._at(
-            node_id, lambda store: store.adopt(ctx, chunk_id, "", path, replace, write_back)
+            node_id, lambda store: store.adopt(ctx, chunk_id, "", path, replace, write_back, origin)
         )
 
     async def put(
@@ -89,16 +93,15 @@ class ClusterStore:
         origin: Origin | None = None,
     ) -> bool:
         found, _ = await self._find(ctx, [chunk_id])
-        if found:
-            return True
-        return await self._at(
+        existed = bool(found) or await self._at(
             self._own_node_id, lambda store: store.put(ctx, chunk_id, size_bytes, pieces, origin)
         )
+        return existed and bool(await self._told(ctx, [chunk_id]))
 
     async def get(
         self, ctx: RequestContext, chunk_id: str, offset: int = 0, length: int | None = None
     ) -> AsyncGenerator[bytes, None]:
-        found, unreachable = await self._find(ctx, [chunk_id])
+        found, unreachable = await self._find(ctx, await self._told(ctx, [chunk_id]))
         if chunk_id not in found:
             raise (
                 Unavailable("a node of the store does not answer; retry")
@@ -126,18 +129,22 @@ class ClusterStore:
         home = answers.get(self._nodes.home(), StoreStats(()))
         return StoreStats(nodes, home.objects, home.tenants, unreachable, home.objects_detail)
 
-    async def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
+    async def verify(
+        self, ctx: RequestContext, repair: bool = False, seal: bool = False
+    ) -> AsyncGenerator[VerifyProgress, None]:
         store = await self._nodes.store(self._nodes.home())
-        async with aclosing(store.verify(ctx, repair)) as updates:
+        async with aclosing(store.verify(ctx, repair, seal)) as updates:
             async for update in updates:
                 yield update
 
     async def health(self, ctx: RequestContext) -> ServiceHealth:
-        """Chunks and bytes are summed over the nodes; a chunk on two nodes counts twice."""
+        """Chunks and bytes are summed over the nodes, where these tell the caller; a chunk on two nodes
+        counts twice."""
         answers, unreachable = await self._ask(lambda store: store.health(ctx))
         facts = {
             name: str(sum(int(a.facts[name]) for a in answers.values()))
             for name in ("chunks", "bytes", "documents")
+            if all(name in answer.facts for answer in answers.values())
         }
         home = answers.get(self._nodes.home())
         details = (
@@ -147,6 +154,10 @@ class ClusterStore:
             details.append(home.detail)
         ready = home is not None and home.ready
         return ServiceHealth(SERVICE, ready, "; ".join(details), {**facts, "nodes": str(len(answers))})
+
+    async def _told(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> Sequence[str]:
+        """Those that the caller is told of: of documents that it may read."""
+        return chunk_ids if reads_everything(ctx.principal) else await self.readable(ctx, chunk_ids)
 
     async def _find(
         self, ctx: RequestContext, chunk_ids: Sequence[str]

@@ -15,6 +15,7 @@ from services.kv_store.tiers.local import LocalTier
 from services.kv_store.tiers.object_chunks import all_objects
 from services.kv_store.upkeep.scrub import Copy
 from shared.errors import CorruptData, NewerFormat, NotFound
+from shared.kv_format import ChunkSummary
 
 
 class NodeCopies:
@@ -22,6 +23,7 @@ class NodeCopies:
 
     def __init__(self, node: NodeTiers, peers: Callable[[str], PeerSearch], with_objects: bool) -> None:
         self._node, self._peers, self._with_objects = node, peers, with_objects
+        self.unsealed: set[tuple[str, str]] = set()
 
     @property
     def tiers(self) -> Sequence[str]:
@@ -40,11 +42,14 @@ class NodeCopies:
             NewerFormat: this version cannot tell.
             StorageFull, Unavailable: it could not be read.
         """
+        keys = self._node.keys
         if tier == "objects" and self._node.objects is not None:
-            return (await self._node.in_threads(verify_object, self._node.objects, chunk_id)).size_bytes
+            found = await self._node.in_threads(verify_object, self._node.objects, chunk_id, keys)
+            return self._noted(found, tier)
         where = self._tier(tier)
         try:
-            return (await self._node.in_threads(verified, where.path_of(chunk_id), chunk_id)).size_bytes
+            found = await self._node.in_threads(verified, where.path_of(chunk_id), chunk_id, keys)
+            return self._noted(found, tier)
         except NotFound:
             # somebody removed the file behind our back
             await self._node.in_threads(where.check_again, chunk_id)
@@ -68,6 +73,30 @@ class NodeCopies:
         if not await self._is_true(chunk_id):
             await self._node.put_copy(chunk_id, good.path_of(chunk_id))
         return True
+
+    async def seal(self, chunk_id: str) -> bool:
+        """The truth is sealed where it is; other copies go, for what is fetched again is sealed."""
+        copy = self._node.disk.find(chunk_id)
+        if copy is None or not copy.primary:
+            if (chunk_id, "objects") not in self.unsealed:
+                for tier in self._node.own[::-1]:
+                    await self._node.alone(chunk_id, partial(tier.remove, chunk_id))
+                return True
+            await self._node.fetched(chunk_id, self._peers(chunk_id))
+        good = next((tier for tier in self._node.own[::-1] if tier.find(chunk_id) is not None), None)
+        if good is None:
+            return False
+        await self._node.put_copy(chunk_id, good.path_of(chunk_id))
+        return True
+
+    def _noted(self, found: ChunkSummary, tier: str) -> int:
+        """Its bytes."""
+        keys, copy = self._node.keys, (found.header.chunk_id, tier)
+        if keys is None or keys.is_current(found.key_id):
+            self.unsealed.discard(copy)
+        else:
+            self.unsealed.add(copy)
+        return found.size_bytes
 
     def _local(self) -> Iterator[Copy]:
         for tier in self._node.own:
@@ -96,7 +125,7 @@ class NodeCopies:
         for tier in self._node.own:
             if tier.find(chunk_id) is not None:
                 try:
-                    verified(tier.path_of(chunk_id), chunk_id)
+                    verified(tier.path_of(chunk_id), chunk_id, self._node.keys)
                     good = tier
                 except CorruptData:
                     tier.remove(chunk_id)

@@ -11,10 +11,16 @@ from protos.kvquilt.v1 import kv_store_node_pb2 as pb
 from protos.kvquilt.v1 import kv_store_node_pb2_grpc, kv_store_pb2, kv_store_pb2_grpc
 from services.kv_store.handlers import StoreHandlers
 from shared.clients.grpc_transport import CHANNEL_OPTIONS
+from shared.doorkeeper import Doorkeeper
 from shared.kv_stores import NodeAgent, NodeFiles
+from shared.kv_types import Origin
 from shared.limits import DEFAULT_LIMITS, RequestLimits
+from shared.metrics.recorder import Metrics
+from shared.principals.callers import ServiceCallers
+from shared.principals.credentials import ServiceIdentity
 from shared.request import RequestContext
 from shared.rpc import server_stream, unary
+from shared.slow_readers import SlowGrpcReaders
 from shared.wire.kv_store import CHAIN, CHUNK_PAGE, DELETED, OPENED, PEER_COPY
 
 _IDS_PER_MESSAGE = 10_000
@@ -38,8 +44,11 @@ class FileHandlers:
 
     @unary
     async def Adopt(self, request: pb.AdoptRequest, ctx: RequestContext) -> kv_store_pb2.PutResponse:
+        origin = Origin(stored=True)
+        if request.HasField("origin"):
+            origin = Origin(tuple(request.origin.prefix_ids), request.origin.parent_id)
         existed = await self._files.adopt(
-            ctx, request.chunk_id, request.node_id, request.path, request.replace, request.write_back
+            ctx, request.chunk_id, request.node_id, request.path, request.replace, request.write_back, origin
         )
         return kv_store_pb2.PutResponse(chunk_id=request.chunk_id, existed=existed)
 
@@ -101,17 +110,23 @@ async def start_server(
     port: int = 0,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     limits: RequestLimits = DEFAULT_LIMITS,
+    identity: ServiceIdentity | None = None,
+    metrics: Metrics | None = None,
 ) -> tuple[grpc.aio.Server, str]:
     """A running gRPC server with both services, and its address; port 0: one that is free. Keep the server,
-    or it stops.
+    or it stops. ``identity``: of the agent; the services that it believes are answered, and nobody else.
+    None: everybody is.
 
     Raises:
         RuntimeError: the port is taken.
     """
     largest = ("grpc.max_receive_message_length", limits.largest_bytes)
-    server = grpc.aio.server(options=(*CHANNEL_OPTIONS, largest), interceptors=interceptors)
+    doorkeepers = () if identity is None else (Doorkeeper(identity),)
+    guards = (*doorkeepers, *interceptors, SlowGrpcReaders(limits.stall_s))
+    server = grpc.aio.server(options=(*CHANNEL_OPTIONS, largest), interceptors=guards)
     handlers = AgentHandlers(agent)
-    handlers.limits = limits
+    handlers.limits, handlers.metrics = limits, metrics
+    handlers.callers = None if identity is None else ServiceCallers(identity)
     add_store: Any = kv_store_pb2_grpc.add_KvStoreServicer_to_server
     add_node: Any = kv_store_node_pb2_grpc.add_NodeStoreServicer_to_server
     for add in (add_store, add_node):

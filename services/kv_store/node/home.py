@@ -1,4 +1,8 @@
-"""The documents of the cluster, which the home node keeps, and deletion, which follows from them."""
+"""The documents of the cluster, which the home node keeps, and deletion, which follows from them.
+
+What a caller may not read is as if it were not there, but for one thing: it can be neither replaced nor
+removed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from services.kv_store.documents.catalog import Removal
-from services.kv_store.documents.documents import Documents
+from services.kv_store.documents.documents import Documents, absent
 from services.kv_store.fetching.nodes import Neighbours
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.tiers.chunk_names import check_chunk_ids
@@ -15,6 +19,7 @@ from services.kv_store.upkeep.upkeep import Upkeep
 from shared.errors import FailedPrecondition, InvalidRequest, KvquiltError, Unavailable
 from shared.kv_stores import NodeAgent
 from shared.kv_types import AlikeDocuments, Chain, DeletedChunks, Manifest, ManifestPage
+from shared.readers import checked_readers, checked_sections, taken
 from shared.request import RequestContext, check_name
 
 log = logging.getLogger(__name__)
@@ -49,13 +54,29 @@ class HomeDocuments:
         self._neighbours.check_home()
         _check_manifest(ctx, manifest)
         async with self._catalog_lock:
+            await self._check_may_change(ctx, manifest.collection, manifest.document_id)
             await self._check_stored(ctx, manifest)
             await self._upkeep.check_quota(ctx, manifest)
             return await self._finish(ctx, await asyncio.to_thread(self._documents.put, manifest))
 
     async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
         self._neighbours.check_home()
-        return await asyncio.to_thread(self._documents.get, ctx.tenant, collection, document_id)
+        key = (ctx.tenant, collection, document_id)
+        known = await asyncio.to_thread(self._documents.find, *key)
+        if known is not None and not known.readable_by(ctx.principal):
+            raise absent(collection, document_id)
+        readable = (await asyncio.to_thread(self._documents.get, *key)).readable_by(ctx.principal)
+        if readable is None:  # its readers were changed in between
+            raise absent(collection, document_id)
+        return readable
+
+    async def readable(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[str]:
+        """Asked of any node, answered by home."""
+        ids = list(dict.fromkeys(check_chunk_ids(chunk_ids)))
+        if self._neighbours.is_home:
+            return await asyncio.to_thread(self._documents.readable, ctx.principal, ids)
+        nodes = self._neighbours.nodes
+        return await (await nodes.store(nodes.home())).readable(ctx, ids)
 
     async def chain(self, ctx: RequestContext, parent_id: str) -> Chain | None:
         """Asked of any node, answered by home."""
@@ -75,16 +96,20 @@ class HomeDocuments:
     ) -> ManifestPage:
         self._neighbours.check_home()
         return await asyncio.to_thread(
-            self._documents.page, ctx.tenant, collection, start_after, limit, summary
+            self._documents.page, ctx.tenant, collection, start_after, limit, summary, ctx.principal
         )
 
     async def count_documents(self, ctx: RequestContext) -> list[AlikeDocuments]:
         self._neighbours.check_home()
-        return await asyncio.to_thread(self._documents.counts, ctx.tenant)
+        return await asyncio.to_thread(self._documents.counts, ctx.tenant, ctx.principal)
 
     async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]:
         self._neighbours.check_home()
         async with self._catalog_lock:
+            known = await asyncio.to_thread(self._documents.find, ctx.tenant, collection, document_id)
+            if known is not None and not known.readable_by(ctx.principal):
+                raise absent(collection, document_id)
+            await self._check_may_change(ctx, collection, document_id)
             return await self._finish(
                 ctx, await asyncio.to_thread(self._documents.remove, ctx.tenant, collection, document_id)
             )
@@ -102,6 +127,11 @@ class HomeDocuments:
                 f"{unreachable} node(s) did not answer; chunks may still be stored there: retry"
             )
         return DeletedChunks(tuple(deleted), tuple(referenced))
+
+    async def _check_may_change(self, ctx: RequestContext, collection: str, document_id: str) -> None:
+        known = await asyncio.to_thread(self._documents.find, ctx.tenant, collection, document_id)
+        if known is not None and not known.wholly_readable_by(ctx.principal):
+            raise taken(document_id)
 
     async def _check_stored(self, ctx: RequestContext, manifest: Manifest) -> None:
         ids = list(manifest.kv_ids)
@@ -166,4 +196,7 @@ def _check_manifest(ctx: RequestContext, manifest: Manifest) -> None:
             f"manifest.tenant: {manifest.tenant!r}, but the request is of tenant {ctx.tenant!r}"
         )
     check_name("manifest.collection", manifest.collection)
+    checked_sections(
+        "manifest.sections", checked_readers("manifest.readers", manifest.readers), manifest.sections
+    )
     check_chunk_ids(manifest.kv_ids)

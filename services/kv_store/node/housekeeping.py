@@ -11,6 +11,8 @@ from services.kv_store.config import GarbageConfig
 from services.kv_store.fetching.nodes import Nodes
 from services.kv_store.node.agent import Agent
 from services.kv_store.node.uploader import Sleep
+from shared.audit import Actor
+from shared.audited import Recorder, on_record
 from shared.errors import KvquiltError
 from shared.request import RequestContext
 
@@ -27,6 +29,7 @@ class Housekeeping:
     garbage: GarbageConfig
     pins_s: float
     sleep: Sleep = asyncio.sleep
+    recorder: Recorder | None = None
 
     async def follow_pins(self) -> None:
         """For ever: what is pinned or pinned no more, the node knows soon."""
@@ -37,8 +40,15 @@ class Housekeeping:
         while self.garbage.period_s:
             await self.sleep(self.garbage.period_s)
             if self.nodes.home() == self.node_id:
-                ctx = RequestContext.create(deadline_ms=_LONG_MS)
-                await _try("collecting garbage", self.agent.collect_garbage(ctx, self.garbage.grace_s))
+                await _try("collecting garbage", self._collect_garbage())
+
+    async def _collect_garbage(self) -> None:
+        ctx = RequestContext.create(deadline_ms=_LONG_MS)
+        found = await self.agent.collect_garbage(ctx, self.garbage.grace_s)
+        if self.recorder is not None and found.num_chunks:
+            actor = Actor("service/kv_store", "", ctx.request_id)
+            gone = self.recorder.did("gc", actor, num_chunks=found.num_chunks, num_bytes=found.num_bytes)
+            await on_record(gone)
 
 
 async def every(

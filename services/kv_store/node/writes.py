@@ -19,13 +19,13 @@ from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.config import KvStoreConfig
 from services.kv_store.fetching.fetches import LINGER_S, Fetches
 from services.kv_store.node.uploader import Sleep, Uploader
-from services.kv_store.tiers.chunk_files import verified
+from services.kv_store.tiers.chunk_files import sealed, verified
 from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.local import LocalTier
 from services.kv_store.tiers.object_chunks import is_newer_object
 from services.kv_store.tiers.promotion import Promotion
 from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound
-from shared.kv_format import ChunkSummary
+from shared.kv_format import ChunkSummary, SealKeys
 from shared.locks import Locks
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,10 @@ _NUM_THREADS = 8
 
 class WritableTiers:
     """A node's tiers as its writers see them: one writer per chunk at a time. A file of a newer format is
-    never replaced. They live in one event loop; what blocks runs in threads of their own."""
+    never replaced. They live in one event loop; what blocks runs in threads of their own.
+
+    ``keys``: what is taken over is sealed with the current one, and what any seals is believed; None: nothing
+    is sealed, and everything believed."""
 
     def __init__(
         self,
@@ -45,14 +48,16 @@ class WritableTiers:
         objects: Blobs | None,
         config: KvStoreConfig,
         sleep: Sleep,
+        keys: SealKeys | None = None,
     ) -> None:
+        self.keys = keys
         self.disk, self.memory, self.objects = disk, memory, objects
         self.own = [t for t in (memory, disk) if t is not None]  # in the order of reading
         self.counters: Counter[str] = Counter()
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "kv-work")
         self._openers = ThreadPoolExecutor(2, "kv-open")
         self._fetches = Fetches(
-            self.own[::-1], objects, config.fetch, config.prefer_peers, self.counters, self._threads
+            self.own[::-1], objects, config.fetch, config.prefer_peers, self.counters, self._threads, keys
         )
         self._promotion = None if memory is None else Promotion(disk, memory, self.counters, self._threads)
         self._locks = Locks()
@@ -146,7 +151,7 @@ class WritableTiers:
             raise
 
     async def _store(self, chunk_id: str, staged: Path, write_back: bool) -> None:
-        summary = await self.in_threads(verified, staged, chunk_id)
+        summary = await self.in_threads(sealed, staged, chunk_id, self.keys)
         self._fetches.drop(chunk_id)
         await self.in_threads(self._place, chunk_id, staged, summary, write_back)
         if write_back and self.objects is not None:
@@ -181,7 +186,7 @@ class WritableTiers:
             return
         version, path = self.disk.version(chunk_id), self.disk.path_of(chunk_id)
         try:
-            await self.in_threads(verified, path, chunk_id)
+            await self.in_threads(verified, path, chunk_id, self.keys)
             if not await self.in_threads(is_newer_object, self.objects, chunk_id):
                 await self.in_threads(self.objects.put_file, blob_of(chunk_id), path)
                 self.counters["uploads"] += 1

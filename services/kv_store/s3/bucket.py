@@ -22,6 +22,7 @@ import urllib3
 from minio import Minio
 from minio.datatypes import Object
 from minio.error import MinioException
+from minio.sse import Sse, SseKMS, SseS3
 
 from services.kv_store.blobs.disk import storing
 from services.kv_store.blobs.protocol import (
@@ -65,6 +66,7 @@ class ObjectBlobs:
         self._prefix = settings.prefix.rstrip("/") + "/" if settings.prefix else ""
         self._retries = Retries(settings.retry_s, clock)
         self._bucket_is_there = False
+        self._encryption = encryption_of(settings)
         self._client = Minio(
             settings.endpoint,
             secure=settings.secure,
@@ -143,7 +145,12 @@ class ObjectBlobs:
 
     def _put(self, name: str, data: BinaryIO, size_bytes: int) -> None:
         self._client.put_object(
-            self._bucket, self._key(name), data, size_bytes, part_size=self._settings.part_bytes
+            self._bucket,
+            self._key(name),
+            data,
+            size_bytes,
+            part_size=self._settings.part_bytes,
+            sse=self._encryption,
         )
 
     def _reader(self, name: str, byte_range: ByteRange) -> ObjectReader:
@@ -211,6 +218,24 @@ class ObjectBlobs:
     def _stat_of(self, found: Object, name: str) -> BlobStat:
         modified_s = found.last_modified.timestamp() if found.last_modified else 0.0
         return BlobStat(name, found.size or 0, modified_s, found.etag or "")
+
+
+class _BucketKms(Sse):
+    """SSE-KMS by the key that the bucket has."""
+
+    def headers(self) -> dict[str, str]:
+        return {"X-Amz-Server-Side-Encryption": "aws:kms"}
+
+
+def encryption_of(settings: ObjectSettings) -> Sse | None:
+    """What is asked for with every object that is written."""
+    match settings.encryption:
+        case "kms":
+            return SseKMS(settings.kms_key_id, {}) if settings.kms_key_id else _BucketKms()
+        case "s3":
+            return SseS3()
+        case _:
+            return None
 
 
 def _connections(settings: ObjectSettings) -> urllib3.PoolManager:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from shared.config import check_above_zero, check_least
 
 _ENDPOINT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)(:[0-9]{1,5})?")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PREFIX = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*/?)?")
+_KMS_KEY = re.compile(r"[A-Za-z0-9:/_-]{0,2048}")
 _SMALLEST_PART = 5 << 20  # S3's own limit
 
 
@@ -31,6 +33,9 @@ class ObjectSettings:
     connect_timeout_s, read_timeout_s: a server that does not answer, or sends nothing, for so long has
     failed.
     retry_s: how long a call is repeated when the server fails or is overloaded.
+    encryption: at rest, asked for with every object that is written. `kms`: SSE-KMS, by kms_key_id (empty:
+        the bucket's own key); `s3`: SSE-S3; empty: as the bucket says by itself.
+    kms_key_id: id, alias or ARN of the key; only with `kms`.
     part_bytes: larger objects are sent in parts of this size, several at once.
     """
 
@@ -46,6 +51,8 @@ class ObjectSettings:
     connect_timeout_s: float = 3.0
     read_timeout_s: float = 10.0
     retry_s: float = 10.0
+    encryption: Literal["", "kms", "s3"] = ""
+    kms_key_id: str = ""
     part_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
@@ -68,6 +75,12 @@ class ObjectSettings:
         for name in ("ca_file", "credentials_file"):
             if getattr(self, name) and not Path(getattr(self, name)).is_absolute():
                 raise ValueError(f"{name}: must be an absolute path, got {getattr(self, name)!r}")
+        if self.kms_key_id and self.encryption != "kms":
+            raise ValueError("kms_key_id: only with encryption: kms")
+        if not _KMS_KEY.fullmatch(self.kms_key_id):
+            raise ValueError(f"kms_key_id: must be an id, alias or ARN of a key, got {self.kms_key_id!r}")
+        if self.encryption == "kms" and not self.secure:
+            raise ValueError("encryption: kms only with secure, for servers refuse it without TLS")
         check_above_zero(self, "connect_timeout_s", "read_timeout_s")
         check_least(self, 0, "retry_s")
         check_least(self, 1, "connections")

@@ -13,6 +13,7 @@ from services.kv_store.blobs.disk import Disk, VolatileDisk
 from services.kv_store.config import KvStoreConfig
 from services.kv_store.tiers.local import LocalTier
 from services.kv_store.tiers.memory_directory import MemoryDirectory, modest_capacity
+from shared.kv_format import SealKeys
 
 
 class Claimed(Protocol):
@@ -43,6 +44,7 @@ class OwnTiers:
         config: KvStoreConfig,
         objects: bool,
         machine: Machine | None = None,
+        keys: SealKeys | None = None,
     ) -> None:
         """Blocks: looks at every file.
 
@@ -58,6 +60,7 @@ class OwnTiers:
             capacity_bytes=config.disk_capacity_bytes,
             lease_s=config.lease_s,
             clock=machine.clock,
+            keys=keys,
         )
         self.memory: LocalTier | None = None
         self._claimed: Claimed | None = None
@@ -74,6 +77,7 @@ class OwnTiers:
                 capacity_bytes=capacity,
                 lease_s=config.lease_s,
                 clock=machine.clock,
+                keys=keys,
             )
 
     def remove_memory(self) -> None:

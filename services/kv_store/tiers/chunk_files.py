@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from shared.errors import CorruptData, InvalidRequest, NewerFormat, NotFound
 from shared.identity import chunk_identity, ids_hash
-from shared.kv_format import ChunkSummary, inspect_chunk, verify_chunk
+from shared.kv_format import ChunkHeader, ChunkSummary, SealKeys, inspect_chunk, seal_chunk, verify_chunk
 from shared.kv_types import Origin
 
 
-def verified(path: Path, chunk_id: str) -> ChunkSummary:
+def verified(path: Path, chunk_id: str, keys: SealKeys | None = None) -> ChunkSummary:
     """Reads every byte of a chunk's file.
 
     Raises:
-        NotFound, CorruptData, NewerFormat: it is not a whole file, or another chunk's.
+        NotFound, CorruptData, NewerFormat: it is not a whole file, another chunk's, or not sealed by
+        ``keys``.
     """
-    summary = verify_chunk(path, chunk_id)
+    return _checked(verify_chunk(path, chunk_id, keys), chunk_id)
+
+
+def sealed(path: Path, chunk_id: str, keys: SealKeys | None) -> ChunkSummary:
+    """``verified``, and gives the file a MAC of the current key where it has none. None: nothing is sealed
+    here."""
+    if keys is None:
+        return verified(path, chunk_id)
+    return _checked(seal_chunk(path, keys, chunk_id), chunk_id)
+
+
+def _checked(summary: ChunkSummary, chunk_id: str) -> ChunkSummary:
     if summary.header.chunk_id != chunk_id:
         raise CorruptData(f"chunk {chunk_id}: the file holds another chunk")
     return summary
@@ -40,10 +53,26 @@ def check_identity(path: Path, chunk_id: str, tenant: str, origin: Origin) -> No
         )
 
 
-def is_damaged(path: Path, chunk_id: str) -> bool:
+def check_same(path: Path, chunk_id: str, stored: ChunkHeader | None) -> None:
+    """Looks whether a file that says nothing of what its identity is made of holds the same as the one that
+    is ``stored``, but in another encoding.
+
+    Raises:
+        NotFound, CorruptData, NewerFormat: it is not a whole file.
+        InvalidRequest: nothing is stored, or something else.
+    """
+    header = inspect_chunk(path).header
+    if stored is None or replace(stored, encoding=header.encoding) != header:
+        raise InvalidRequest(
+            f"origin: required for chunk {chunk_id}, of which no KV of the same tokens, model and prefix is "
+            "stored; give prefix_ids and parent_id"
+        )
+
+
+def is_damaged(path: Path, chunk_id: str, keys: SealKeys | None = None) -> bool:
     """Reads every byte. One of a later version is not damaged, nor is one that is not there."""
     try:
-        verified(path, chunk_id)
+        verified(path, chunk_id, keys)
     except CorruptData:
         return True
     except (NotFound, NewerFormat):

@@ -28,7 +28,7 @@ from services.kv_store.tiers.eviction import S3Fifo
 from services.kv_store.tiers.files import FileCopy, TierFiles
 from services.kv_store.tiers.leases import Leases
 from shared.errors import CorruptData, NewerFormat, NotFound, StorageFull
-from shared.kv_format import ChunkSummary, inspect_chunk, verify_chunk
+from shared.kv_format import ChunkSummary, SealKeys, inspect_chunk, verify_chunk
 from shared.kv_reports import TierStats
 from shared.kv_types import OpenedChunk
 
@@ -67,9 +67,11 @@ class LocalTier:
         capacity_bytes: int = 0,
         lease_s: float = LEASE_S,
         clock: Callable[[], float] = time.monotonic,
+        keys: SealKeys | None = None,
     ) -> None:
         """``primary_name``: the tier that primary copies count as, if it is another. ``capacity_bytes`` 0: as
-        much as fits."""
+        much as fits. ``keys``: of the seals that are believed; None: all are."""
+        self._keys = keys
         self.name, self.primary_name, self.capacity_bytes = name, primary_name or name, capacity_bytes
         self.staging = Staging(directory / "staging", disk, clock)
         self._files = TierFiles(directory, self.staging, disk)
@@ -125,8 +127,9 @@ class LocalTier:
         return self._files.path_of(copy)
 
     def is_newer(self, chunk_id: str) -> bool:
-        """Whether a later version of the format wrote its file."""
-        return is_newer(lambda: inspect_chunk(self.path_of(chunk_id)))
+        """Whether a later version of the format wrote its file, or it is sealed with a key that is not
+        here."""
+        return is_newer(lambda: inspect_chunk(self.path_of(chunk_id), self._keys))
 
     def read(self, chunk_id: str, byte_range: ByteRange = WHOLE) -> Iterator[bytes]:
         """The bytes of its file in pieces.
@@ -152,7 +155,9 @@ class LocalTier:
         try:
             stamp = stamp_of(path)
             if known is None or known[0] != stamp:
-                summary = inspect_chunk(path) if known is None else verified(path, chunk_id)
+                summary = (
+                    inspect_chunk(path, self._keys) if known is None else verified(path, chunk_id, self._keys)
+                )
                 self._remember(chunk_id, stamp, summary)
             else:
                 summary = known[1]
@@ -161,7 +166,7 @@ class LocalTier:
             return None
         except CorruptData as error:
             log.warning("a copy in tier %s is damaged: %s", self.name, error.detail)
-            self.remove_if(chunk_id, lambda: is_damaged(path, chunk_id))
+            self.remove_if(chunk_id, lambda: is_damaged(path, chunk_id, self._keys))
             return None
         except NewerFormat as error:
             log.warning("a copy in tier %s cannot be read by this version: %s", self.name, error.detail)

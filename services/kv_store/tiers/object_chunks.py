@@ -10,7 +10,7 @@ from services.kv_store.tiers.chunk_files import is_newer
 from services.kv_store.tiers.chunk_names import CHUNKS, blob_of, chunk_of
 from services.kv_store.tiers.files import FileCopy
 from shared.errors import CorruptData
-from shared.kv_format import Frame, read_frame
+from shared.kv_format import Frame, SealKeys, read_frame
 
 
 def all_objects(objects: Blobs, start_after: str = "", page_len: int = 1000) -> Iterator[FileCopy]:
@@ -45,10 +45,10 @@ def is_newer_object(objects: Blobs, chunk_id: str) -> bool:
     return is_newer(lambda: object_frame(objects, chunk_id))
 
 
-def object_frame(objects: Blobs, chunk_id: str) -> Frame:
+def object_frame(objects: Blobs, chunk_id: str, keys: SealKeys | None = None) -> Frame:
     """Reads and verifies the end.
 
     Raises:
         NotFound, CorruptData, NewerFormat: it is not the end of a whole chunk file, or another chunk's.
     """
-    return read_frame(partial(read_tail, objects, chunk_id), chunk_id)
+    return read_frame(partial(read_tail, objects, chunk_id), chunk_id, keys=keys)

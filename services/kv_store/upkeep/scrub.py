@@ -5,6 +5,7 @@ from elsewhere.
     home node   ─▶ its own tiers, and the object store        ├─▶ which referenced chunks have no good copy left: missing
                                                               ┘
 A file of a newer format version is whole for all that we can tell: it is neither damaged nor touched.
+Copies without a seal of the current key are counted, and sealed if that is asked for.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -68,6 +69,15 @@ class Copies(Protocol):
 
     async def remove_copy(self, chunk_id: str, tier: str) -> bool: ...
 
+    @property
+    def unsealed(self) -> set[tuple[str, str]]:
+        """(chunk id, tier) of verified copies without a seal of the current key."""
+        ...
+
+    async def seal(self, chunk_id: str) -> bool:
+        """Gives the chunk's copies a seal of the current key; whether it could."""
+        ...
+
 
 @dataclass(slots=True)
 class Scrub:
@@ -76,6 +86,7 @@ class Scrub:
     node_id: str
     copies: Copies
     repair: bool
+    seal: bool = False
     num_copies: int = 0
     num_bytes: int = 0
     _suspects: set[str] = field(default_factory=set)
@@ -94,7 +105,15 @@ class Scrub:
                 yield VerifyProgress(self.num_copies, self.num_bytes, tuple(news))
                 reported, news = time.monotonic(), []
         lost = [c for c in sorted(self._suspects) if not await self._has_good_copy(c)]
-        yield VerifyProgress(self.num_copies, self.num_bytes, missing_chunk_ids=tuple(lost))
+        unsealed = {chunk_id for chunk_id, _ in self.copies.unsealed}
+        sealed = {c for c in sorted(unsealed) if await self._sealed(c)} if self.seal else set[str]()
+        yield VerifyProgress(
+            self.num_copies,
+            self.num_bytes,
+            missing_chunk_ids=tuple(lost),
+            num_unsealed=len(unsealed - sealed),
+            num_sealed=len(sealed),
+        )
 
     async def _look_at(self, copy: Copy) -> DamagedCopy | None:
         """The damage, if there is any."""
@@ -129,6 +148,13 @@ class Scrub:
             return await self.copies.restore(chunk_id)
         except KvquiltError as error:
             log.warning("chunk %s was not restored: %s", chunk_id, error.detail)
+            return False
+
+    async def _sealed(self, chunk_id: str) -> bool:
+        try:
+            return await self.copies.seal(chunk_id)
+        except KvquiltError as error:
+            log.warning("chunk %s was not sealed: %s", chunk_id, error.detail)
             return False
 
     async def _has_good_copy(self, chunk_id: str) -> bool:
@@ -187,7 +213,12 @@ async def scrub_cluster(
 
 
 def _total(told: Mapping[str, VerifyProgress]) -> VerifyProgress:
-    return VerifyProgress(sum(p.num_copies for p in told.values()), sum(p.num_bytes for p in told.values()))
+    return VerifyProgress(
+        sum(p.num_copies for p in told.values()),
+        sum(p.num_bytes for p in told.values()),
+        num_unsealed=sum(p.num_unsealed for p in told.values()),
+        num_sealed=sum(p.num_sealed for p in told.values()),
+    )
 
 
 async def _missing(

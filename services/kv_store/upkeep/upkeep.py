@@ -16,7 +16,7 @@ from functools import partial
 
 from services.kv_store.documents.catalog import Document
 from services.kv_store.documents.documents import Documents
-from services.kv_store.documents.pins import Pin, Pins, check_room
+from services.kv_store.documents.pins import Pin, Pins, check_room, no_such
 from services.kv_store.documents.quotas import QuotaConfig, TenantUsage, after_replacing
 from services.kv_store.fetching.nodes import Neighbours, merged_page
 from services.kv_store.fetching.sources import PeerSearch
@@ -28,6 +28,7 @@ from shared.errors import KvquiltError, Unavailable
 from shared.kv_reports import CollectedGarbage, DamagedRecord, TenantStats, VerifyProgress
 from shared.kv_stores import NodeAgent
 from shared.kv_types import ChunkPage, DeletedChunks, Manifest, PinnedChunks, PinnedDocuments
+from shared.readers import reads_everything
 from shared.request import RequestContext, check_name
 
 log = logging.getLogger(__name__)
@@ -50,13 +51,15 @@ class Upkeep:
     ) -> None:
         self._own, self._tiers, self._documents = own, tiers, documents
         self._neighbours, self._quotas, self._search = neighbours, quotas, search
-        self._pins = Pins(tiers.truth, documents.documents)
+        self._pins = Pins(tiers.truth, documents.documents, tiers.keys)
         self._usage = TenantUsage()
         self._pinned_version = ""
 
     # ---- scrubbing
 
-    async def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
+    async def verify(
+        self, ctx: RequestContext, repair: bool = False, seal: bool = False
+    ) -> AsyncGenerator[VerifyProgress, None]:
         """Of this node; the home node asks the others too and looks after the object store."""
         is_home = self._neighbours.is_home
         copies = NodeCopies(
@@ -64,23 +67,33 @@ class Upkeep:
             lambda chunk_id: self._search(ctx, [chunk_id]),
             with_objects=is_home and self._tiers.objects is not None,
         )
-        scrub = Scrub(self._neighbours.node_id, copies, repair)
+        scrub = Scrub(self._neighbours.node_id, copies, repair, seal)
         updates = scrub.run(ctx)
         if is_home:
             await asyncio.to_thread(self._documents.sync)
-            if records := await asyncio.to_thread(self._verify_records, repair):
-                yield VerifyProgress(0, 0, damaged_records=records)
-            peers = {n: partial(self._verify_peer, ctx, n, repair) for n in self._neighbours.ids}
+            records = await asyncio.to_thread(self._verify_records, repair)
+            num_unsealed, num_sealed = await asyncio.to_thread(self._documents.seal, seal)
+            if records or num_unsealed or num_sealed:
+                yield VerifyProgress(
+                    0,
+                    0,
+                    (),
+                    (),
+                    records,
+                    num_unsealed_documents=num_unsealed,
+                    num_sealed_documents=num_sealed,
+                )
+            peers = {n: partial(self._verify_peer, ctx, n, repair, seal) for n in self._neighbours.ids}
             updates = scrub_cluster(ctx, scrub, peers, self._referenced, partial(self._stored, ctx))
         async with aclosing(updates) as progress:
             async for now in progress:
                 yield now
 
     async def _verify_peer(
-        self, ctx: RequestContext, node_id: str, repair: bool
+        self, ctx: RequestContext, node_id: str, repair: bool, seal: bool
     ) -> AsyncGenerator[VerifyProgress, None]:
         peer = await self._neighbours.nodes.store(node_id)
-        async for progress in peer.verify(ctx, repair):
+        async for progress in peer.verify(ctx, repair, seal):
             yield progress
 
     def _verify_records(self, repair: bool) -> tuple[DamagedRecord, ...]:
@@ -144,6 +157,8 @@ class Upkeep:
         """Bytes that are pinned now, over all tenants."""
         self._neighbours.check_home()
         pin = Pin(ctx.tenant, check_name("collection", collection), document_id)
+        if not reads_everything(ctx.principal) and not self._readable(ctx, pin):
+            raise no_such(pin)
         pins = await asyncio.to_thread(self._pins.with_change, pin, unpin)
         num_bytes = await self._bytes_of(ctx, self._pins.documents_of(pins))
         if not unpin:
@@ -155,11 +170,11 @@ class Upkeep:
     async def list_pins(self, ctx: RequestContext) -> list[PinnedDocuments]:
         self._neighbours.check_home()
         pins = await asyncio.to_thread(self._pins.of, ctx.tenant)
+        readable = {pin: self._readable(ctx, pin) for pin in pins}
         return [
-            PinnedDocuments(
-                p.collection, p.document_id, await self._bytes_of(ctx, self._pins.documents_of([p]))
-            )
-            for p in pins
+            PinnedDocuments(p.collection, p.document_id, await self._bytes_of(ctx, documents))
+            for p, documents in readable.items()
+            if documents or reads_everything(ctx.principal)
         ]
 
     async def list_pinned_chunks(self, ctx: RequestContext, known_version: str = "") -> PinnedChunks:
@@ -212,7 +227,11 @@ class Upkeep:
         except KvquiltError as error:
             log.warning("what tenants have is told by older sizes: %s", error.detail)
         self._usage.forget_all_but(referenced)
-        return self._usage.tenants(documents, self._quotas)
+        return self._usage.tenants([d for d in documents if d.readable_by(ctx.principal)], self._quotas)
+
+    def _readable(self, ctx: RequestContext, pin: Pin) -> list[Document]:
+        """Of what ``pin`` means the documents that the caller may read."""
+        return [d for d in self._pins.documents_of([pin]) if d.readable_by(ctx.principal)]
 
     async def _bytes_of(self, ctx: RequestContext, documents: Sequence[Document]) -> int:
         chunk_ids = {c for d in documents for c in d.chunk_ids}

@@ -1,5 +1,5 @@
-"""An adapter as the training loop trains it: its loss is the divergence from the teacher, over stored chunks
-whose keys and values are known."""
+"""An adapter as the training loop trains it: its loss is the divergence from the teacher, or the
+cross-entropy of labelled answers, over stored chunks whose keys and values are known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from services.training.adapter.lora import TrainedAdapter
-from services.training.adapter.settings import AdapterSettings
+from services.training.adapter.settings import AdapterSettings, AdapterTarget
 from services.training.distillation.kept import Kept
 from services.training.distillation.lessons import DistilledLesson, Taught
 from services.training.distillation.segments import KnownSegments
@@ -40,15 +40,17 @@ class Pupil:
 
 
 class AdapterTrainee:
-    """Learns to say over stored chunks what the teacher said. ``kept``: keys and values of these.
+    """Learns to say over stored chunks what the teacher said, or what labelled answers say. ``kept``: keys
+    and values of the chunks.
 
     Raises:
         ConfigError: targets that the model does not have.
     """
 
-    measure, untrained = "KL", "without the adapter"
+    untrained = "without the adapter"
 
     def __init__(self, pupil: Pupil, settings: AdapterSettings, kept: Kept) -> None:
+        self.measure = "cross-entropy" if settings.target is AdapterTarget.ANSWERS else "KL"
         self.adapter = TrainedAdapter(pupil.model, settings)
         self._pupil, self._settings = pupil, settings
         self._prefix, _ = segments_of(pupil.model, pupil.prefix_ids, ())
@@ -88,7 +90,7 @@ class AdapterTrainee:
         write_adapter(self.adapter.adapter(out.name, self._pupil.base, facts, state), out)
 
     def _answers(self, lessons: Sequence[DistilledLesson]) -> tuple[Taught, Tensor]:
-        """All answers of the teacher, and the pupil's logits in front of every token of them, of all
+        """All answers that are learned, and the pupil's logits in front of every token of them, of all
         questions of these contexts in one pass."""
         model, prefix_ids = self._pupil.model, self._pupil.prefix_ids
         requests = [lesson.request(prefix_ids, self._settings.reuse) for lesson in lessons]

@@ -43,6 +43,13 @@ class Taught:
         return cls(answer, top_AK, logprobs_AK, _rest(logprobs_AV, top_AK))
 
     @classmethod
+    def certain(cls, answer: Ids, device: torch.device) -> Taught:
+        """A labelled answer: the divergence from it is its cross-entropy."""
+        top_A1 = torch.tensor(answer, device=device)[:, None]
+        logprobs_A1 = torch.zeros(top_A1.shape, device=device)
+        return cls(answer, top_A1, logprobs_A1, torch.full((len(answer),), float("-inf"), device=device))
+
+    @classmethod
     def joined(cls, answers: Iterable[Taught]) -> Taught:
         """One answer behind the other, for their losses to be computed at once."""
         every = list(answers)
@@ -59,7 +66,8 @@ class Taught:
         apart_AK = self.logprobs_AK.exp() * (self.logprobs_AK - logprobs_AV.gather(1, self.top_AK))
         if self.top_AK.shape[-1] == logprobs_AV.shape[-1]:
             return apart_AK.sum(-1)
-        return apart_AK.sum(-1) + self.rest_A.exp() * (self.rest_A - _rest(logprobs_AV, self.top_AK))
+        rest_A = self.rest_A.exp() * (self.rest_A - _rest(logprobs_AV, self.top_AK))
+        return apart_AK.sum(-1) + rest_A.where(self.rest_A > float("-inf"), 0.0)
 
     def agreement(self, logits_AV: Tensor) -> Tensor:
         """Where the likeliest token is the teacher's [A]."""

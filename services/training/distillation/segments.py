@@ -1,4 +1,5 @@
-"""Keeps keys and values of chunks where the model computes, as many as there is room for."""
+"""Computes keys and values of contexts' chunks once, and keeps those in use where the model computes, as many
+as there is room for."""
 
 from __future__ import annotations
 
@@ -6,13 +7,30 @@ from collections import OrderedDict
 
 import torch
 
+from services.training.distillation.decoding import naming
 from services.training.distillation.kept import Kept
+from services.training.distillation.lessons import AskedContext
 from services.training.known_kv import segments_of
 from services.training.twin_request import Ids, PlacedChunk, SegmentKv
 from shared.engine.model.model import LoadedModel
 
 _CPU_BYTES = 1 << 30
 _SHARE = 0.4  # of a GPU's free memory
+
+
+def keep_segments(model: LoadedModel, prefix_ids: Ids, context: AskedContext, kept: Kept) -> None:
+    """Computes what a context's chunks hold all together, whichever is missing: how rounding falls depends on
+    the pass.
+
+    Raises:
+        ContextTooLong: names the context.
+    """
+    if all(map(kept.has_segment, context.chunks)):
+        return
+    with naming(context.name):
+        _, segments = segments_of(model, prefix_ids, context.chunks)
+    for chunk, segment in zip(context.chunks, segments, strict=True):
+        kept.keep_segment(chunk, segment)
 
 
 class KnownSegments:

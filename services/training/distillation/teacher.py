@@ -10,8 +10,8 @@ import torch
 from services.training.distillation.decoding import decoded, naming
 from services.training.distillation.kept import Kept
 from services.training.distillation.lessons import AskedContext, DistilledLesson, Taught
+from services.training.distillation.segments import keep_segments
 from services.training.distillation.settings import DistillationSettings
-from services.training.known_kv import segments_of
 from services.training.twin import TwinStep
 from services.training.twin_request import Ids, PlacedChunk, TwinRequest
 from services.training.workers import Alone, Workers
@@ -78,19 +78,9 @@ class Teacher:
                     one = self._taught(context, answers[i])
                 self.kept.keep_taught(context, self.settings, one)
             if self.keeps_kv:
-                self._know(context)
+                keep_segments(self.model, self.prefix_ids, context, self.kept)
             taught.append(tuple(x.to(self.model.spec.device) for x in one))
         return taught
-
-    def _know(self, context: AskedContext) -> None:
-        """Computes what a context's chunks hold all together, whichever is missing: how rounding falls
-        depends on the pass."""
-        if all(map(self.kept.has_segment, context.chunks)):
-            return
-        with naming(context.name):
-            _, segments = segments_of(self.model, self.prefix_ids, context.chunks)
-        for chunk, segment in zip(context.chunks, segments, strict=True):
-            self.kept.keep_segment(chunk, segment)
 
     def _answers(self, engine: Engine, contexts: Sequence[AskedContext]) -> list[list[Ids]]:
         sampling = SamplingParams(max_tokens=self.settings.answer_tokens, stop=self.settings.stop)

@@ -90,8 +90,11 @@ class GenerateJob(ContextJob):
             case Survey():
                 self.questions.remove(owner)
                 owner.end(self)
+                self.clock.tick_recomputed()
             case Question():
                 self.questions.remove(owner)  # who grows on it keeps it
+                if owner.index is None:
+                    self.clock.tick_recomputed()
                 if owner.index is not None and logits_V is not None:
                     self._answer(owner.index, owner.branch, logits_V)
             case Answer():
@@ -118,7 +121,7 @@ class GenerateJob(ContextJob):
             self.answers += answers
             draws = [answer.draw() for answer in answers]
             drawn = sample(logits_V.expand(len(draws), -1), draws)
-            self.clock.tick_first_token()
+            self.clock.tick_first_token(index)
             for answer, chosen in zip(answers, drawn, strict=True):
                 self._next_token(answer, chosen)
             return
@@ -127,7 +130,7 @@ class GenerateJob(ContextJob):
         root = parent.child(_BEAM_CAPACITY)
         self.answers.append(Beam(group, root, torch.log_softmax(logits_V, -1)))
         self._advance(group)
-        self.clock.tick_first_token()
+        self.clock.tick_first_token(index)
 
     # --- samples and thoughts ------------------------------------------------------------------------------
 
@@ -147,6 +150,7 @@ class GenerateJob(ContextJob):
         question, choice, num_tokens = answer.question, self.request.choose, answer.growth.num_tokens
         rest, reason = answer.growth.finish(reason)
         self.emit(BranchDoneEvent(question, answer.sample, reason, rest, num_tokens, answer.score))
+        self.clock.tick_answered(question, num_tokens)
         self.answers.remove(answer)
         self.num_open -= 1
         if choice is not None:
@@ -201,3 +205,4 @@ class GenerateJob(ContextJob):
         if hypothesis.ended:
             reason = FinishReason.STOP
         self.emit(BranchDoneEvent(question, rank, reason, stream.finish(), num_tokens, hypothesis.score))
+        self.clock.tick_answered(question, num_tokens)

@@ -75,8 +75,10 @@ class ForestJob(ContextJob):
             case Survey():
                 self.questions.remove(owner)
                 owner.end(self)
+                self.clock.tick_recomputed()
             case Question():
                 self.questions.remove(owner)
+                self.clock.tick_recomputed()
             case ForestNode():
                 owner.logits_V = computed.logits_V
                 self._grow(owner, computed.chosen)

@@ -14,6 +14,7 @@ from shared.engine.attention import Backend
 from shared.engine.decoding.sampling import Draw, Sampled
 from shared.engine.kv.arrival import Patience
 from shared.engine.kv.branch import Branch
+from shared.engine.kv.chunk_reads import Loaded
 from shared.engine.kv.residency import Entry
 from shared.engine.model.adapting import AdapterWeights
 from shared.engine.model.model import LoadedModel
@@ -70,24 +71,66 @@ class BranchWork:
 
 
 @dataclass(slots=True)
+class TierTimes:
+    """What was loaded of one tier, and when."""
+
+    began: float
+    ended: float
+    num_chunks: int = 0
+    num_bytes: int = 0
+
+
+@dataclass(slots=True)
+class AnswerTimes:
+    """When a question had its first token, and when its last answer ended."""
+
+    first_token: float
+    ended: float = 0.0
+    num_tokens: int = 0
+
+
+@dataclass(slots=True)
 class JobTimes:
-    """Instants of ``time.monotonic()``; 0.0 where not reached."""
+    """Instants of ``time.monotonic()``; 0.0 where not reached. ``recomputed``: what several questions have in
+    common of tokens computed anew was computed."""
 
     arrived: float = field(default_factory=time.monotonic)
     admitted: float = 0.0
     resident: float = 0.0
     decided: float = 0.0
     placed: float = 0.0
+    recomputed: float = 0.0
     first_token: float = 0.0
     last_first_token: float = 0.0
+    tiers: dict[str, TierTimes] = field(default_factory=dict)
+    questions: dict[int, AnswerTimes] = field(default_factory=dict)
+
+    def tick_loaded(self, loaded: Loaded) -> None:
+        """A chunk was loaded."""
+        if loaded.segment is not None:
+            tier = self.tiers.setdefault(loaded.tier, TierTimes(loaded.began_s, loaded.ended_s))
+            tier.began, tier.ended = min(tier.began, loaded.began_s), max(tier.ended, loaded.ended_s)
+            tier.num_chunks += 1
+            tier.num_bytes += loaded.segment.num_bytes
+
+    def tick_recomputed(self) -> None:
+        self.recomputed = time.monotonic()
+
+    def tick_answered(self, question: int, num_tokens: int) -> None:
+        """One of a question's answers, of so many tokens, has ended."""
+        times = self.questions.setdefault(question, AnswerTimes(self.last_first_token))
+        times.ended = time.monotonic()
+        times.num_tokens += num_tokens
 
     def tick_resident(self) -> None:
         """All KV is there, and it is not decided yet what to compute anew."""
         self.resident = self.resident or time.monotonic()
 
-    def tick_first_token(self) -> None:
+    def tick_first_token(self, question: int | None = None) -> None:
         self.last_first_token = time.monotonic()
         self.first_token = self.first_token or self.last_first_token
+        if question is not None:
+            self.questions[question] = AnswerTimes(self.last_first_token)
 
     def timings(self, now: float) -> Timings:
         select_wait_s = self.decided - self.resident if self.resident else 0.0

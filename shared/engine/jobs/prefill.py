@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +26,27 @@ class ChunkWork:
     there: bool = False
 
 
+@dataclass(slots=True)
+class PrefillTimes:
+    """Instants of ``time.monotonic()``; 0.0 where not reached. ``checked``: the last chunk was looked for in
+    the store; computing and storing overlap."""
+
+    checked: float = 0.0
+    first_started: float = 0.0
+    last_computed: float = 0.0
+    first_computed: float = 0.0
+    last_stored: float = 0.0
+    num_computed: int = 0
+    num_tokens: int = 0
+
+    def tick_computed(self, num_tokens: int) -> None:
+        """A chunk of so many tokens was computed."""
+        self.last_computed = time.monotonic()
+        self.first_computed = self.first_computed or self.last_computed
+        self.num_computed += 1
+        self.num_tokens += num_tokens
+
+
 @dataclass(slots=True, eq=False)
 class PrefillJob(Job):
     """``to_compute`` waits for one of few places in flight, so that a large request holds little KV at a
@@ -36,6 +58,7 @@ class PrefillJob(Job):
     to_compute: list[ChunkWork] = field(default_factory=list)
     in_flight: dict[str, ChunkWork] = field(default_factory=dict)
     parents: set[str] = field(default_factory=set)
+    times: PrefillTimes = field(default_factory=PrefillTimes)
 
     def __post_init__(self) -> None:
         request = self.request

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -32,11 +33,14 @@ class FirstLayer:
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """``segment`` is None when there is nothing usable; ``broken``: there is something, and it is not what
-    was stored."""
+    was stored. Else it was read from ``tier``, between two instants of ``time.monotonic()``."""
 
     key: str
     segment: Segment | None
     broken: bool
+    tier: str = ""
+    began_s: float = 0.0
+    ended_s: float = 0.0
 
 
 def is_broken(key: str, error: Exception) -> bool:
@@ -74,6 +78,7 @@ class ChunkRead:
             kv = (*segment.k_LKTD, *segment.v_LKTD)
             for x_KTD in {x.untyped_storage().data_ptr(): x for x in kv}.values():
                 copies.is_filled_there(x_KTD)
+        self._began_s = time.monotonic()
         self._key = key
         self._stored = stored
         self._segment = segment
@@ -109,7 +114,8 @@ class ChunkRead:
                 return
             self._arrival.layer_arrived(layer, self._copies.ordered() if self._copies else None)
             if self._arrival.whole:
-                self._tell(Loaded(self._key, self._segment, broken=False))
+                loaded = (self._stored.tier, self._began_s, time.monotonic())
+                self._tell(Loaded(self._key, self._segment, False, *loaded))
             elif layer == 0:
                 self._tell(FirstLayer(self._key, self._segment))
 

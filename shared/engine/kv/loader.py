@@ -73,10 +73,11 @@ class Loader:
         chunk_lens: Mapping[str, int],
         tell: Tell,
         encoding: str = "",
+        traceparent: str = "",
     ) -> None:
         """Reads the chunks of one request, layer by layer. Calls ``tell`` with ``Loaded`` once per chunk,
-        before that perhaps with ``FirstLayer``. ``encoding``: see ``SegmentSource.open``."""
-        self._readers.submit(self._load, chunk_lens, tell, encoding)
+        before that perhaps with ``FirstLayer``. ``encoding``, ``traceparent``: see ``SegmentSource.open``."""
+        self._readers.submit(self._load, chunk_lens, tell, encoding, traceparent)
 
     def find_chain(self, chunk: Chunk, tell: Callable[[FoundChain], None]) -> None:
         """Asks the source for what stands in front of a chunk."""
@@ -118,8 +119,8 @@ class Loader:
             log.exception("nobody can say what stands in front of chunk %s", chunk.chunk_id)
         tell(FoundChain(chunk.chunk_id, None if chain is None else tuple(chain)))
 
-    def _load(self, chunk_lens: Mapping[str, int], tell: Tell, encoding: str) -> None:
-        stored = self._open(chunk_lens, encoding)
+    def _load(self, chunk_lens: Mapping[str, int], tell: Tell, encoding: str, traceparent: str) -> None:
+        stored = self._open(chunk_lens, encoding, traceparent)
         for key in chunk_lens.keys() - stored.keys():
             tell(Loaded(key, None, broken=False))
         reads = []
@@ -137,9 +138,11 @@ class Loader:
                 self._readers.submit(read_list.work, self._closing)
         read_list.work(self._closing)
 
-    def _open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
+    def _open(
+        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = ""
+    ) -> Mapping[str, StoredSegment]:
         try:
-            return self._source.open(chunk_lens, encoding)
+            return self._source.open(chunk_lens, encoding, traceparent)
         except Exception:
             log.exception("the segment source failed to open %d chunks; they are recomputed", len(chunk_lens))
             return {}

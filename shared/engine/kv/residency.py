@@ -10,15 +10,19 @@ is being prefilled) until it is READY::
 
 References count the requests that placed it or wait for it; READY entries nobody refers to stay until their
 room is needed, least recently used first. Owned by the engine's thread.
+
+Every entry belongs to one tenant, and every tenant keeps his floor (``floors``).
 """
 
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shared.engine.kv.branch import Branch
+from shared.engine.kv.floors import Floors
 from shared.engine.kv.segment import Segment
 from shared.errors import InvalidRequest
 from shared.generation.asked import Chunk
@@ -35,7 +39,7 @@ class State(enum.Enum):
 @dataclass(slots=True, eq=False)
 class Entry:
     """``branch`` computes it, behind ``prefix_ids`` and ``chain``, while COMPUTING; ``broken``: a stored copy
-    failed its checksum and must be replaced. ``chain`` None: not known (yet)."""
+    failed its checksum and must be replaced. ``chain`` None: not known (yet). ``tenant``: whose it is."""
 
     key: str
     token_ids: TokenIds
@@ -46,6 +50,11 @@ class Entry:
     prefix_ids: TokenIds = ()
     chain: tuple[Chunk, ...] | None = None
     broken: bool = False
+    tenant: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        return 0 if self.segment is None else self.segment.num_bytes
 
     @property
     def ready(self) -> bool:
@@ -59,14 +68,15 @@ class Entry:
 
 
 class Pool:
-    """Entries by key, in order of last use."""
+    """Entries by key, in order of last use. ``used_bytes``: of those that somebody refers to.
+    ``floor_share``: see ``Floors``."""
 
-    def __init__(self, capacity_bytes: int) -> None:
-        self.capacity_bytes = capacity_bytes
-        self.num_bytes = 0
+    def __init__(self, capacity_bytes: int, floor_share: float = 0.0) -> None:
+        self.capacity_bytes, self._floors = capacity_bytes, Floors(floor_share)
+        self.num_bytes = self.used_bytes = 0
         self._entries: dict[str, Entry] = {}
 
-    def acquire(self, key: str, token_ids: TokenIds) -> tuple[Entry, bool]:
+    def acquire(self, key: str, token_ids: TokenIds, tenant: str = "") -> tuple[Entry, bool]:
         """The entry with one more reference, and whether it is new (LOADING; somebody must fill it).
 
         Raises:
@@ -75,11 +85,13 @@ class Pool:
         entry = self._entries.pop(key, None)
         new = entry is None
         if entry is None:
-            entry = Entry(key, token_ids, State.LOADING)
+            entry = Entry(key, token_ids, State.LOADING, tenant=tenant)
         self._entries[key] = entry  # most recently used last
         if entry.token_ids != token_ids:
             raise InvalidRequest(f"chunks: identity {key} was given for two different runs of tokens")
         entry.refs += 1
+        if entry.refs == 1:
+            self.used_bytes += entry.num_bytes
         return entry, new
 
     def get(self, key: str) -> Entry | None:
@@ -87,9 +99,11 @@ class Pool:
 
     def release(self, entry: Entry) -> None:
         entry.refs -= 1
+        if entry.refs == 0:
+            self.used_bytes -= entry.num_bytes
         if entry.refs == 0 and entry.state is State.COMPUTING:
             del self._entries[entry.key]  # nobody wants it any more
-        self._evict()
+        self._evict(entry.tenant)
 
     def compute(self, entry: Entry, branch: Branch) -> None:
         entry.state, entry.branch = State.COMPUTING, branch
@@ -97,24 +111,30 @@ class Pool:
     def stream(self, entry: Entry, segment: Segment) -> None:
         """Its layers are arriving."""
         entry.state, entry.segment = State.STREAMING, segment
-        self.num_bytes += segment.num_bytes
-        self._evict()
+        self._count(entry, segment.num_bytes)
+        self._evict(entry.tenant)
 
     def fill(self, entry: Entry, segment: Segment) -> None:
         if entry.state is not State.STREAMING:
-            self.num_bytes += segment.num_bytes
+            self._count(entry, segment.num_bytes)
         entry.state, entry.segment, entry.branch = State.READY, segment, None
-        self._evict()
+        self._evict(entry.tenant)
 
     def broke(self, entry: Entry) -> None:
         """Forgets what was arriving and will never be whole."""
-        if entry.segment is not None:
-            self.num_bytes -= entry.segment.num_bytes
+        self._count(entry, -entry.num_bytes)
         entry.state, entry.segment = State.LOADING, None
 
     def discard(self, entry: Entry) -> None:
         """Takes an unreferenced entry that could not be loaded out."""
         del self._entries[entry.key]
+
+    def forget(self, key: str) -> None:
+        """Takes an entry out that is READY and that nobody refers to."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.state is State.READY and not entry.refs:
+            self._count(entry, -entry.num_bytes)
+            del self._entries[key]
 
     def computing(self) -> list[Entry]:
         return [entry for entry in self._entries.values() if entry.state is State.COMPUTING]
@@ -129,6 +149,7 @@ class Pool:
             "resident bytes"
         )
         assert all(e.segment.whole for e in ready if e.segment), "a ready segment lacks layers"
+        assert self.used_bytes == sum(e.num_bytes for e in self._entries.values() if e.refs), "bytes in use"
         for key, entry in self._entries.items():
             assert entry.refs == refs.get(key, 0), (
                 f"{key}: {entry.refs} references, {refs.get(key, 0)} holders"
@@ -139,22 +160,35 @@ class Pool:
                 f"{key}: branch in state {entry.state}"
             )
         assert set(refs) <= set(self._entries), "a request holds what is not resident"
-        assert self.num_bytes <= self.capacity_bytes or all(e.refs for e in ready), (
+        of_tenants: Counter[str] = Counter()
+        for entry in self._entries.values():
+            of_tenants[entry.tenant] += entry.num_bytes
+        self._floors.check_invariants(of_tenants)
+        assert self.num_bytes <= self.capacity_bytes or all(e.refs or self._is_kept(e) for e in ready), (
             "evictable entries above capacity"
         )
 
     def evict_unused(self) -> int:
         """Bytes of all READY entries that nobody refers to: they are gone."""
         before, capacity = self.num_bytes, self.capacity_bytes
-        self.capacity_bytes = 0
-        self._evict()
+        self.capacity_bytes = 0  # so there are no floors either
+        self._evict("")
         self.capacity_bytes = capacity
         return before - self.num_bytes
 
-    def _evict(self) -> None:
+    def _evict(self, tenant: str) -> None:
+        """Makes room that ``tenant`` needs."""
         for entry in [e for e in self._entries.values() if e.state is State.READY and e.refs == 0]:
             if self.num_bytes <= self.capacity_bytes:
                 return
-            assert entry.segment is not None
-            self.num_bytes -= entry.segment.num_bytes
-            del self._entries[entry.key]
+            if entry.tenant == tenant or not self._is_kept(entry):
+                self._count(entry, -entry.num_bytes)
+                del self._entries[entry.key]
+
+    def _is_kept(self, entry: Entry) -> bool:
+        return self._floors.keeps(entry.tenant, entry.num_bytes, self.capacity_bytes)
+
+    def _count(self, entry: Entry, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self.used_bytes += num_bytes if entry.refs else 0
+        self._floors.count(entry.tenant, num_bytes)

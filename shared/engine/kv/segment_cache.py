@@ -26,7 +26,7 @@ from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import ComputedChunk
 from shared.engine.model.spec import ModelSpec
 from shared.generation.asked import Chunk, chain_of
-from shared.identity import ids_hash
+from shared.identity import TokenIds, ids_hash
 
 _PREFIX, _LINK = "prefix:", "link:"
 Holders = Callable[[Entry], Iterator[Job]]
@@ -36,11 +36,9 @@ class SegmentCache:
     """The pool and what fills it. ``holders`` names the requests that wait for an entry; ``inbox`` brings the
     loader's news to the engine's thread."""
 
-    def __init__(
-        self, spec: ModelSpec, resident_bytes: int, loader: Loader, holders: Holders, inbox: Inbox
-    ) -> None:
+    def __init__(self, spec: ModelSpec, pool: Pool, loader: Loader, holders: Holders, inbox: Inbox) -> None:
         self._spec = spec
-        self._pool = Pool(resident_bytes)
+        self._pool = pool
         self._loader = loader
         self._holders = holders
         self._inbox = inbox
@@ -51,16 +49,26 @@ class SegmentCache:
     def num_bytes(self) -> int:
         return self._pool.num_bytes
 
+    @property
+    def used_bytes(self) -> int:
+        """Of what requests refer to."""
+        return self._pool.used_bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._pool.capacity_bytes
+
     def chunk_ids(self) -> tuple[str, ...]:
         """Resident chunks, least recently used first."""
         return tuple(key for key in self._pool.ready_keys() if not key.startswith((_PREFIX, _LINK)))
 
     def acquire_prefix(self, job: Job) -> None:
+        """A prefix is resident once per tenant: nobody learns from his times what others put in front."""
         prefix_ids = job.request.prefix_ids
         if prefix_ids:
-            key = _PREFIX + ids_hash(prefix_ids)
+            key = f"{_PREFIX}{job.request.tenant}:{ids_hash(prefix_ids)}"
             branch = None if self._pool.get(key) else Branch(self._spec, prefix_ids, 0)
-            job.prefix, _ = self._pool.acquire(key, prefix_ids)
+            job.prefix, _ = self._acquire(job, key, prefix_ids)
             if branch is not None:
                 self._pool.compute(job.prefix, branch)
 
@@ -75,23 +83,29 @@ class SegmentCache:
             return
         to_load = {}
         for chunk in {c.chunk_id: c for c in job.request.chunks}.values():
-            job.entries[chunk.chunk_id], new = self._pool.acquire(chunk.chunk_id, chunk.token_ids)
+            job.entries[chunk.chunk_id], new = self._acquire(job, chunk.chunk_id, chunk.token_ids)
             if new:
                 to_load[chunk.chunk_id] = len(chunk.token_ids)
         job.fetched.update(to_load)
         if to_load:
-            self._loader.load(to_load, tell)
+            self._loader.load(to_load, tell, traceparent=job.request.traceparent)
 
     def release(self, job: Job) -> None:
         for entry in job.held:
             self._pool.release(entry)
+
+    def _acquire(self, job: Job, key: str, token_ids: TokenIds) -> tuple[Entry, bool]:
+        return self._pool.acquire(key, token_ids, job.request.tenant)
 
     def on_arriving(self, arriving: FirstLayer) -> None:
         entry = self._pool.get(arriving.key)
         if entry is not None and entry.state is State.LOADING:
             self._pool.stream(entry, arriving.segment)
 
-    def on_loaded(self, loaded: Loaded) -> None:
+    def on_loaded(self, loaded: Loaded, asker: ContextJob | None = None) -> None:
+        """``asker``: whose it was looked for."""
+        if asker is not None:
+            asker.clock.tick_loaded(loaded)
         entry = self._pool.get(loaded.key)
         if entry is None or entry.state not in (State.LOADING, State.STREAMING):
             return
@@ -134,7 +148,7 @@ class SegmentCache:
         for i, link in enumerate(chain):
             key = _LINK + link.chunk_id
             if key not in job.links:
-                job.links[key], new = self._pool.acquire(key, link.token_ids)
+                job.links[key], new = self._acquire(job, key, link.token_ids)
                 if new:
                     job.links[key].chain = tuple(chain[:i])
                     self._load({link.chunk_id: len(link.token_ids)}, _LINK, EXACT)
@@ -145,7 +159,7 @@ class SegmentCache:
         """What was just computed stands in front of other chunks of the request."""
         key = _LINK + chunk.chunk_id
         if key not in job.links:
-            job.links[key], _ = self._pool.acquire(key, chunk.token_ids)
+            job.links[key], _ = self._acquire(job, key, chunk.token_ids)
             if (entry := job.links[key]).state is State.LOADING:
                 if entry in self._missing:
                     self._missing.remove(entry)
@@ -179,7 +193,7 @@ class SegmentCache:
         for chunk in {c.chunk_id: c for c in job.request.chunks}.values():
             if job.entries.get(chunk.chunk_id) is entry:
                 key = chunk.isolated_id or f"{chunk.chunk_id}:isolated"
-                job.entries[chunk.chunk_id], new = self._pool.acquire(key, chunk.token_ids)
+                job.entries[chunk.chunk_id], new = self._acquire(job, key, chunk.token_ids)
                 job.entries[chunk.chunk_id].chain = ()
                 self._pool.release(entry)
                 job.isolated.add(chunk.chunk_id)
@@ -221,6 +235,8 @@ class SegmentCache:
                     segment,
                     replace=entry.broken,
                     write_back=True,
+                    tenant=entry.tenant,
+                    parent_id=entry.chain[-1].chunk_id if entry.chain else "",
                 )
             )
             for job in self._holders(entry):
@@ -232,6 +248,12 @@ class SegmentCache:
             for link in job.links.values():
                 self._pool.release(link)
             job.links.clear()
+
+    def forget(self, chunk_ids: Sequence[str]) -> None:
+        """As chunks and as links of chains."""
+        for chunk_id in chunk_ids:
+            self._pool.forget(chunk_id)
+            self._pool.forget(_LINK + chunk_id)
 
     def evict_unused(self) -> int:
         """Bytes of segments that nobody refers to, which are gone now."""

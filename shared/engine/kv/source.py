@@ -15,9 +15,9 @@ from shared.identity import TokenIds
 
 @dataclass(frozen=True, slots=True)
 class ComputedChunk:
-    """A complete segment, computed behind ``prefix_ids``, that is to be stored. ``replace``: what is stored
-    now was found broken. ``write_back``: no answer waits for it, so durable on this machine is enough for
-    now. ``encoding`` empty: the source's own."""
+    """A complete segment, computed behind ``prefix_ids`` and the chain that ends with ``parent_id``, that is
+    to be stored for ``tenant``. ``replace``: what is stored now was found broken. ``write_back``: no answer
+    waits for it, so durable on this machine is enough for now. ``encoding`` empty: the source's own."""
 
     key: str
     prefix_ids: TokenIds
@@ -26,6 +26,8 @@ class ComputedChunk:
     replace: bool
     write_back: bool
     encoding: str = ""
+    tenant: str = ""
+    parent_id: str = ""
 
 
 class StoredSegment(Protocol):
@@ -35,6 +37,12 @@ class StoredSegment(Protocol):
     def in_order(self) -> bool:
         """Its layers come one after the other, as from a connection: one thread at a time may read it, and
         reading another layer next is dear. Else several threads may read it at once."""
+        ...
+
+    @property
+    def tier(self) -> str:
+        """Where it is read from, for traces: ``memory``, ``disk``, ``objects`` or ``peer``; empty: somewhere
+        else."""
         ...
 
     def read_layer(self, layer: int, k_out_HTD: Tensor, v_out_HTD: Tensor) -> None:
@@ -59,8 +67,11 @@ class SegmentSource(Protocol):
     """Called from the engine's loader threads; every method may block. No method but ``save`` raises for a
     chunk's sake: a chunk that cannot be had is absent."""
 
-    def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
-        """The stored ones of these chunks (id → number of tokens). Absent ones are left out.
+    def open(
+        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = ""
+    ) -> Mapping[str, StoredSegment]:
+        """The stored ones of these chunks (id → number of tokens). Absent ones are left out. ``traceparent``:
+        of the request that they are for, if it is traced.
 
         ``encoding`` not empty: they are to be stored in that one. What is stored otherwise is converted if
         nothing was lost when it was stored; else it raises ``CorruptData`` when read.
@@ -96,7 +107,9 @@ class SegmentSource(Protocol):
 class NoSource:
     """Stores nothing, has nothing: the engine as a plain library."""
 
-    def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
+    def open(
+        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = ""
+    ) -> Mapping[str, StoredSegment]:
         return {}
 
     def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor]) -> None:

@@ -194,11 +194,57 @@ def test_http_has_a_service_of_its_own_for_the_pods_that_run_the_gateway(
 @pytest.mark.parametrize("http", [True, False])
 def test_callers_reach_http_only_where_there_is_a_service_for_it(helm: Helm, http: bool) -> None:
     objects = helm.render(profile("dev-cpu"), **{"service.http": http})
-    policy = only(objects, "NetworkPolicy", "-ray")
-    (callers,) = [rule for rule in policy["spec"]["ingress"] if {"podSelector": {}} in rule["from"]]
-    assert [port["port"] for port in callers["ports"]] == ([9000, 8000] if http else [9000])
+    reached = {
+        (component, port) for component, port, peers in ways_in(objects) if {"podSelector": {}} in peers
+    }
+    grpc = {("services", 9000), ("generator", 9000)}
+    assert reached == grpc | ({("services", 8000)} if http else set())
     named = [o["metadata"]["name"] for o in objects if o["kind"] == "Service"]
     assert ("quilt-kvquilt-http" in named) is http
+
+
+def test_callers_reach_no_port_but_those_of_public_services_and_nothing_of_the_head(helm: Helm) -> None:
+    """Ray's own ports, dashboard and agents are for Ray's pods and the operator."""
+    everybody: list[dict[str, Any]] = [{"ipBlock": {"cidr": "0.0.0.0/0"}}]
+    objects = helm.render(profile("dev-cpu"), **{"networkPolicy.callers": everybody})
+    reached = {(component, port) for component, port, peers in ways_in(objects) if everybody[0] in peers}
+    assert reached == {("services", 9000), ("services", 8000), ("generator", 9000)}
+
+
+def test_a_pod_is_the_operator_by_its_namespace_too(objects: list[dict[str, Any]]) -> None:
+    """Anybody may put a label on his pod."""
+    (peer,) = only(objects, "NetworkPolicy", "-operator")["spec"]["ingress"][0]["from"]
+    assert peer == {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kuberay-system"}},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}},
+    }
+    labels = [
+        (component, port)
+        for component, port, peers in ways_in(objects)
+        if {"namespaceSelector": {}} in [{k: v for k, v in p.items() if k != "podSelector"} for p in peers]
+    ]
+    assert labels == []
+
+
+def ways_in(objects: list[dict[str, Any]]) -> list[tuple[str, int, list[dict[str, Any]]]]:
+    """Component of Ray's pods, port and who reaches it, by the policies that admit others than Ray's pods."""
+    found = []
+    for component, template in ray_templates(objects).items():
+        for policy in (o["spec"] for o in objects if o["kind"] == "NetworkPolicy"):
+            if selects(policy["podSelector"], template["metadata"]["labels"]):
+                found += [
+                    (component, port["port"], rule["from"])
+                    for rule in policy.get("ingress", [])
+                    for port in rule.get("ports", [])
+                ]
+    return found
+
+
+def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    expressions = selector.get("matchExpressions", [])
+    return selector.get("matchLabels", {}).items() <= labels.items() and all(
+        e["operator"] == "In" and labels.get(e["key"]) in e["values"] for e in expressions
+    )
 
 
 def test_disruption_budgets_are_for_groups_that_can_spare_a_pod(helm: Helm) -> None:

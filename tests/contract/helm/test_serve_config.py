@@ -3,7 +3,6 @@ quilt.yaml."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +13,19 @@ from cluster.paths import DEMO_MODEL
 from tests.helm import Helm, only, profile, serve_config_of
 
 EVERYTHING: dict[str, Any] = {
+    "internal_calls": True,
+    "auth": {
+        "tokens": {"issuer": "https://id.example", "audience": "kvquilt", "jwks": "https://id.example/k"}
+    },
     "log": {"level": "DEBUG", "format": "json"},
+    "metrics": {"tenants": 5, "vllm_names": True},
     "limits": {"text_bytes": 1048576, "document_bytes": 1073741824},
+    "tracing": {"endpoint": "http://collector:4317", "sample": 0.05},
     "prompt": {"system": "Be brief."},
-    "gateway": {"k": 4, "deployment": {"num_replicas": 3, "log": {"level": "ERROR"}}},
+    "gateway": {
+        "k": 4,
+        "deployment": {"num_replicas": 3, "log": {"level": "ERROR"}, "tracing": {"content": True}},
+    },
     "ingestion": {"chunk_tokens": 128, "deployment": {"max_replicas": 4, "target_ongoing_requests": 3}},
     "retrieval": {
         "default_k": 5,
@@ -35,6 +43,11 @@ EVERYTHING: dict[str, Any] = {
         "deployment": {"max_ongoing_requests": 7, "max_queued_requests": -1, "num_cpus": 2},
     },
     "selector": {"model": "HuggingFaceTB/SmolLM2-135M", "threads": 2, "deployment": {"num_cpus": 2}},
+}
+AUTH = {
+    "mode": "required",
+    "keys_file": "/etc/kvquilt/keys/keys.json",
+    "secret_file": "/etc/kvquilt/installation/secret",
 }
 ON_SERVICES = {"deployment": {"resources": {"kvquilt_services": 1}}}
 
@@ -60,6 +73,7 @@ def test_chart_and_composition_root_agree(helm: Helm, config: dict[str, Any], gp
         "data_dir": "/data",
         "model": str(DEMO_MODEL),
         "http_host": "0.0.0.0",
+        "auth": AUTH,
         "kv_store": {
             "objects": {
                 "endpoint": "s3.example:9000",
@@ -111,8 +125,8 @@ def test_what_another_cluster_serves_is_left_out_and_can_be_reached(helm: Helm, 
         "ingestion": ON_SERVICES,
         "gateway": {"k": 4, **ON_SERVICES},
     }
-    quilt = {"data_dir": "/data", "model": str(DEMO_MODEL), "http_host": "0.0.0.0"}
-    quilt |= {"applications": applications}
+    quilt: dict[str, Any] = {"data_dir": "/data", "model": str(DEMO_MODEL), "http_host": "0.0.0.0"}
+    quilt |= {"applications": applications, "auth": AUTH}
     quilt |= {name: values for name, values in decided.items() if name not in elsewhere}
     assert serve_config_of(rendered) == serve_config(quilt, load_quilt(quilt, {}))
     cluster = only(rendered, "RayService")["spec"]["rayClusterConfig"]
@@ -147,14 +161,6 @@ def test_a_setting_of_one_service_leaves_the_others_alone(helm: Helm) -> None:
 
     before, after = args(), args(**{"config.gateway.k": 5})
     assert {name for name in before if before[name] != after[name]} == {"gateway"}
-
-
-def test_only_its_own_keys_are_told_to_a_pod(helm: Helm, tmp_path: Path) -> None:
-    """Keys travel as references to secrets, never as text."""
-    text = helm.template(profile("multi-gpu-ha")).stdout
-    assert "secretKeyRef: {name: kvquilt-objects, key: AWS_SECRET_ACCESS_KEY}" in text
-    assert "secretKeyRef: {name: kvquilt-milvus, key: token}" in text
-    assert "milvus_token" not in text
 
 
 def merged(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:

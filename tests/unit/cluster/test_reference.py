@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from cluster.config import SECTIONS
+from cluster.dashboards import DASHBOARDS, written
 from cluster.limits_reference import limits_reference
+from cluster.metrics_reference import metrics_reference
 from cluster.reference import reference
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -19,6 +21,16 @@ def test_the_committed_reference_is_fresh() -> None:
 
 def test_the_committed_limits_are_fresh() -> None:
     assert (DOCS / "limits.md").read_text(encoding="utf-8") == limits_reference(), "run `make docs`"
+
+
+def test_the_committed_metrics_are_fresh() -> None:
+    assert (DOCS / "metrics.md").read_text(encoding="utf-8") == metrics_reference(), "run `make docs`"
+
+
+def test_the_committed_dashboards_are_fresh() -> None:
+    folder = DOCS.parent / "helm" / "kvquilt" / "files" / "dashboards"
+    found = {path.stem: path.read_text(encoding="utf-8") for path in folder.iterdir()}
+    assert found == {name: written(name) for name in DASHBOARDS}, "run `make docs`"
 
 
 def test_every_section_and_nested_setting_is_in_it() -> None:

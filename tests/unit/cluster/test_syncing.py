@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -85,7 +86,7 @@ def filled(folder: Path, texts: dict[str, str]) -> Path:
 
 
 async def synced(
-    folder: Path, collection: InMemory, label: str = "", source: Folder | None = None, **options: bool
+    folder: Path, collection: InMemory, label: str = "", source: Folder | None = None, **options: Any
 ) -> SyncReport:
     source = source or Folder(folder, label)
     return await Sync(source, collection, **options).run(QUIET, source.find())
@@ -428,3 +429,25 @@ def test_json_has_every_document() -> None:
     assert (values["added"], len(values["vanished"]), values["deleted"]) == (["new [1].txt"], 25, [])
     assert values["failed"] == {"f.pdf": "no PDF"}
     assert values["warnings"] == {"b.txt": ["no text on page 2 of 3"]}
+
+
+async def test_a_file_beside_documents_says_who_may_read_them_and_its_changes_are_changes(
+    folder: Path, collection: InMemory, world: World
+) -> None:
+    def readers() -> dict[str, tuple[str, ...]]:
+        return {document_id: m.readers for (_, _, document_id), m in world.manifests.items()}
+
+    (folder / "b" / ".readers.yaml").write_text("b.md: [hr, board]")
+    first = await synced(folder, collection, readers=("staff",))
+    assert (first.complete, len(first.added)) == (True, 3)
+    assert readers() == {"a.txt": ("staff",), "b/b.md": ("board", "hr"), "c.txt": ("staff",)}
+    prefilled = world.calls["prefill"]
+    (folder / "b" / ".readers.yaml").write_text("b.md: [hr]")
+    again = await synced(folder, collection, readers=("staff",))
+    assert (again.changed, again.unchanged) == (["b/b.md"], ["a.txt", "c.txt"])
+    assert readers()["b/b.md"] == ("hr",)
+    assert world.calls["prefill"] == prefilled
+    (folder / "b" / ".readers.yaml").write_text("b.md: [")
+    with pytest.raises(InvalidRequest, match=r"\.readers\.yaml: not valid YAML"):
+        await synced(folder, collection)
+    assert readers()["b/b.md"] == ("hr",)

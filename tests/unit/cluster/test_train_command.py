@@ -82,10 +82,55 @@ class TestTheCommand:
         assert done.exit_code == 0, done.output
         assert read_adapter(tmp_path / "qa", "qa").facts.kv_context is KvContext.NONE
 
+    def test_trains_on_labelled_answers_and_goes_on(self, tmp_path: Path) -> None:
+        line = {**LINE, "answers": ["Ann Ostell."]}
+        other = {"documents": ["The rent of Orrin is due in May."], "question": "When?", "answer": "In May."}
+        data = file_of(tmp_path / "data.jsonl", line, other, {**line, "questions": ["Who?"]})
+        args = (*QUICK, "--target", "answers", "--data", data, "--out", tmp_path / "qa")
+        first = adapter(*args)
+        assert first.exit_code == 0, first.output
+        assert "without the adapter: cross-entropy " in first.output
+        assert not list((tmp_path / "qa" / "cache").glob("taught-*"))
+        made = read_adapter(tmp_path / "qa", "qa")
+        assert made.facts.recipe["target"] == "answers"
+        assert "goes on at update 4 of 4" in adapter(*args).output
+
+    def test_invented_answers_are_labelled(self, tmp_path: Path) -> None:
+        done = adapter(*QUICK, "--target", "answers", "--invented", 3, "--out", tmp_path / "qa")
+        assert done.exit_code == 0, done.output
+
+    @pytest.mark.parametrize(
+        ("line", "told"),
+        [
+            (LINE, "answers: is missing"),
+            (
+                {**LINE, "answers": ["a", "b"]},
+                "answers: there must be one for each question, got 2 for 1",
+            ),
+            ({"question": "Who?", "answer": "Ann"}, "documents: is missing; an adapter learns to read them"),
+            (
+                {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+                "messages: an adapter learns to read documents",
+            ),
+        ],
+    )
+    def test_lines_without_documents_or_answers_are_named(
+        self, line: dict[str, Any], told: str, tmp_path: Path
+    ) -> None:
+        data = file_of(tmp_path / "data.jsonl", {**LINE, "answers": ["Ann"]}, line)
+        refused = adapter(*QUICK, "--target", "answers", "--data", data, "--out", tmp_path / "qa")
+        assert refused.exit_code == 2
+        assert f"line 2: {told}" in refused.output.replace("\n", " ")
+
     @pytest.mark.parametrize(
         ("args", "told"),
         [
             (("--rank", 2), "--data: name a file, or say --invented N"),
+            (("--target", "answers"), "--data: name a file, or say --invented N, one of the two"),
+            (
+                ("--target", "answers", "--collection", "docs"),
+                "--collection: its documents come without",
+            ),
             (("--invented", 3, "--rank", 0), "rank: must be at least 1"),
             (("--invented", 3, "--targets", "q_proj,c_attn"), "no linear layer 'c_attn'"),
         ],
@@ -248,11 +293,11 @@ class TestInvented:
 
 
 class TestContexts:
-    def maker(self, context: KvContext, num_chunks: int = 3) -> ContextMaker:
+    def maker(self, context: KvContext, num_chunks: int = 3, best_last: bool = False) -> ContextMaker:
         prompts = PromptTokenizer.of_model(str(DEMO_MODEL))
         assert prompts is not None
         config = IngestionConfig(str(DEMO_MODEL), 40, context)
-        return ContextMaker(prompts, config, num_chunks, 2, seed=0)
+        return ContextMaker(prompts, config, num_chunks, 2, seed=0, best_last=best_last)
 
     def example(self) -> Example:
         lease = "# Lease\n\n" + "\n\n".join(
@@ -275,6 +320,16 @@ class TestContexts:
         assert any("orchard" in text for text in told)
         assert any("bridge" in text for text in told)
         assert any("mayor" in prompts.decode(chunk.token_ids) for chunk in second.chunks)
+
+    def test_the_best_chunk_of_the_first_question_may_stand_last(self) -> None:
+        prompts = PromptTokenizer.of_model(str(DEMO_MODEL))
+        assert prompts is not None
+        for context, thing in zip(
+            self.maker(KvContext.DOCUMENT, best_last=True).contexts([self.example()]),
+            ("orchard", "mayor"),
+            strict=True,
+        ):
+            assert thing in prompts.decode(context.chunks[-1].token_ids)
 
     def test_chains_and_blocks_are_those_of_ingestion(self) -> None:
         context, _ = self.maker(KvContext.DOCUMENT, 2).contexts([self.example()])

@@ -24,6 +24,8 @@ class Stored:
     """Remembers in which order its layers were read, and by how many threads at once. ``before``: called with
     each layer."""
 
+    tier = "disk"
+
     def __init__(self, in_order: bool, before: Callable[[int], object] = lambda layer: None) -> None:
         self.in_order, self._before = in_order, before
         self.layers: list[int] = []

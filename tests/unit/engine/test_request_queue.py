@@ -50,13 +50,13 @@ class Wanting(ContextJob):
         return Demand(1, self.private_bytes)
 
 
-def wanting(name: str, private_bytes: int = 10, rests: bool = False) -> Wanting:
-    request = GenerateRequest(name, (), (), ((1,),))
+def wanting(name: str, private_bytes: int = 10, rests: bool = False, tenant: str = "") -> Wanting:
+    request = GenerateRequest(name, (), (), ((1,),), tenant=tenant)
     return Wanting(request, lambda _: None, private_bytes=private_bytes, rests=rests, host=NOBODY)
 
 
-def prefill(name: str) -> PrefillJob:
-    request = PrefillRequest(name, (), (Chunk("c", (1,)),))
+def prefill(name: str, tenant: str = "") -> PrefillJob:
+    request = PrefillRequest(name, (), (Chunk("c", (1,)),), tenant=tenant)
     return PrefillJob(request, lambda _: None, on_computed=lambda *_: None)
 
 
@@ -89,6 +89,22 @@ def test_the_oldest_is_admitted_first_and_those_without_room_wait(requests: Requ
 def test_nobody_overtakes_the_oldest_that_waits_for_room(requests: RequestQueue) -> None:
     added(requests, wanting("a", 20), wanting("large", 20), wanting("small", 1))
     assert admit_all(requests) == ["a"]
+
+
+def test_a_tenant_with_many_does_not_stand_in_front_of_one_with_few(requests: RequestQueue) -> None:
+    added(requests, *(wanting(f"a{i}", tenant="a") for i in range(4)), wanting("b0", tenant="b"))
+    assert admit_all(requests) == ["a0", "b0", "a1"]
+    requests.remove(next(job for job in requests.running if job.request.tenant == "b"))
+    added(requests, wanting("c0", tenant="c"))
+    assert admit_all(requests) == ["c0"]
+
+
+def test_a_tenant_that_prefills_much_does_not_stand_in_front_of_others(requests: RequestQueue) -> None:
+    for job in (*(prefill(f"a{i}", "a") for i in range(5)), prefill("b0", "b")):
+        requests.add(job)
+    admitted = [job.request.request_id for job in iter(requests.admit_prefill, None) if job is not None]
+    assert admitted == ["a0", "b0", "a1", "a2"]
+    requests.check_invariants()
 
 
 def test_an_undecided_one_that_waits_for_room_holds_up_nobody(requests: RequestQueue) -> None:

@@ -17,6 +17,8 @@ from services.gateway.config import GatewayConfig, HttpConfig
 from services.gateway.http.routes import http_app
 from services.gateway.pipeline import Pipeline
 from services.gateway.prefetch import Prefetching
+from shared.admission.entrance import Entrance
+from shared.config import load
 from shared.errors import (
     ContextTooLong,
     CorruptData,
@@ -25,10 +27,12 @@ from shared.errors import (
     ModelMismatch,
     NotFound,
     Overloaded,
+    PermissionDenied,
     Unavailable,
 )
 from shared.generation.modes import ReuseMode
 from shared.limits import RequestLimits
+from shared.principals.callers import OPERATOR, Call, Caller
 from shared.search import Block
 from tests.unit.gateway.fakes import FakeGenerator, FakeRetriever, hit
 
@@ -42,7 +46,10 @@ NOW_S = 1_700_000_000
 
 
 def app(
-    generator: FakeGenerator | None = None, retriever: FakeRetriever | None = None, **settings: Any
+    generator: FakeGenerator | None = None,
+    retriever: FakeRetriever | None = None,
+    door: Entrance | None = None,
+    **settings: Any,
 ) -> FastAPI:
     config = GatewayConfig(http=HttpConfig("tiny", 4096), **settings)
     pipeline = Pipeline(
@@ -51,7 +58,7 @@ def app(
         config,
         Prefetching(None),
     )
-    return http_app(pipeline, config.http, config.limits, clock=lambda: NOW_S)
+    return http_app(pipeline, config.http, config.limits, clock=lambda: NOW_S, door=door)
 
 
 def client(served: FastAPI | None = None, **options: Any) -> openai.AsyncOpenAI:
@@ -374,3 +381,62 @@ async def consume(served: FastAPI, stream: bool) -> None:
         "server": ("gateway", 80),
     }
     await served(scope, receive, send)
+
+
+async def test_metrics_are_shown_where_there_are_any() -> None:
+    config = GatewayConfig(http=HttpConfig("tiny", 4096))
+    pipeline = Pipeline(FakeRetriever({}), FakeGenerator({}), config, Prefetching(None))
+    served = http_app(pipeline, config.http, metrics=lambda: "kvquilt_answers_running 0.0\n")
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(served), base_url="http://x") as http:
+        shown = await http.get("/metrics")
+    assert shown.status_code == 200
+    assert shown.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert shown.text == "kvquilt_answers_running 0.0\n"
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app()), base_url="http://x") as http:
+        assert (await http.get("/metrics")).status_code == 404
+
+
+async def test_metrics_are_for_those_who_may_see_the_status() -> None:
+    class Asked:
+        trouble, identity = "", None
+
+        def __init__(self) -> None:
+            self.methods: list[str] = []
+
+        async def of_call(self, method: str, call: Call | None) -> Caller:
+            self.methods.append(method)
+            if method == "Status":
+                raise PermissionDenied("Status needs the role admin, which the caller does not have")
+            return OPERATOR
+
+    callers = Asked()
+    config = GatewayConfig(http=HttpConfig("tiny", 4096))
+    pipeline = Pipeline(FakeRetriever({}), FakeGenerator({}), config, Prefetching(None))
+    served = http_app(pipeline, config.http, callers=callers, metrics=lambda: "secret 1\n")
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(served), base_url="http://x") as http:
+        refused = await http.get("/metrics")
+        assert (await http.get("/v1/models")).status_code == 200
+    assert refused.status_code == 403
+    assert "secret" not in refused.text
+    assert callers.methods == ["Status", "Answer"]
+
+
+async def test_who_asks_too_often_is_told_when_to_come_again() -> None:
+    limits = load(RequestLimits, {"per_principal": {"requests_per_s": 0.1, "burst_s": 10}})
+    served = app(limits=limits)
+    await ask(served)
+    with pytest.raises(openai.RateLimitError, match=r"limits\.per_principal\.requests_per_s") as raised:
+        await ask(served)
+    assert raised.value.response.headers["retry-after"] == "10"
+    await ask(served, extra_body={"collection": "handbook", "tenant": "other"})
+
+
+async def test_a_stream_is_under_way_until_it_ends() -> None:
+    limits = load(RequestLimits, {"per_principal": {"concurrent": 1}})
+    door = Entrance(limits.per_principal)
+    served = app(limits=limits, door=door)
+    async for _ in await ask(served, stream=True):
+        pass
+    await ask(served)
+    door.check_invariants()
+    assert [account.under_way for account in door._accounts.values()] == [0]

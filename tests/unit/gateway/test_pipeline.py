@@ -44,6 +44,7 @@ from shared.generation.pieces import Tokenized
 from shared.generation.selection import Grouping, Reading
 from shared.generation.told import ChosenEvent, FinishReason, SelectedEvent, TextSpan, TokenEvent
 from shared.kv_types import KvContext
+from shared.principals.principal import Principal
 from shared.request import RequestContext
 from shared.search import Block, ContextOrder, Filter, FilterOp, SearchMode
 from shared.wire.answer import INQUIRY
@@ -352,7 +353,7 @@ async def test_errors_that_would_come_again_are_not_retried(error: KvquiltError)
 
 async def test_nothing_is_begun_anew_after_the_deadline() -> None:
     generator = FakeGenerator({WHO: "Orla"}, failures=[(0, Unavailable("died"))])
-    late = RequestContext("r", "default", deadline_s=0.0)
+    late = RequestContext("r", Principal.operator("default"), deadline_s=0.0)
     with pytest.raises(Unavailable, match="died"):
         await ask(pipeline(generator), inquiry(), late)
     assert len(generator.asked) == 1

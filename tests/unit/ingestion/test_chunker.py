@@ -68,6 +68,41 @@ def test_no_chunk_has_too_many_tokens_and_the_ids_are_those_of_its_text(
         assert len(chunk.token_ids) <= chunk_tokens
 
 
+class Measured(PieceEncoder):
+    """Counts the characters that it is asked to encode."""
+
+    def __init__(self) -> None:
+        self.num_chars = 0
+
+    def encode_chunk(self, text: str) -> tuple[int, ...]:
+        self.num_chars += len(text)
+        return super().encode_chunk(text)
+
+
+@given(prose.map(lambda text: text * 9), st.integers(12, 60), st.booleans())
+def test_texts_that_are_measured_by_their_beginning_are_cut_as_others(
+    text: str, chunk_tokens: int, markdown: bool
+) -> None:
+    class ByAll(Chunker):
+        def _num_tokens_or_too_many(self, text: str) -> int:
+            return self._num_tokens(text)
+
+    document = ParsedDocument(text, markdown=markdown)
+    encoder = PieceEncoder()
+    assert Chunker(encoder, chunk_tokens).split(document) == ByAll(encoder, chunk_tokens).split(document)
+
+
+@pytest.mark.parametrize("line", ["x" * 70_000, "a," * 80_000, "word " * 40_000, "日" * 70_000])
+@pytest.mark.parametrize("markdown", [False, True])
+def test_a_line_costs_what_its_length_is_and_not_the_square_of_it(line: str, markdown: bool) -> None:
+    encoder = Measured()
+    chunks = Chunker(encoder, 200).split(ParsedDocument(f"before\n{line}\nafter", markdown=markdown))
+    assert "".join(chunk.text for chunk in chunks).replace(" ", "").replace("\n", "") == (
+        f"before{line}after".replace(" ", "")
+    )
+    assert encoder.num_chars < 100 * len(line)
+
+
 @given(prose, st.integers(30, 60), st.integers(12, 30))
 def test_cutting_chunks_again_for_another_tokenizer_loses_nothing(text: str, first: int, second: int) -> None:
     document = ParsedDocument(text)

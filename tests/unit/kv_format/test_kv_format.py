@@ -176,8 +176,8 @@ def test_other_arrow_files_are_corrupt(tmp_path: Path) -> None:
 def test_a_file_of_a_newer_version_is_told_from_a_damaged_one_whatever_else_it_holds(small: Path) -> None:
     whole = small.read_bytes()
     footer_at = _footer_at(whole)
-    small.write_bytes(b"layers in another way" + _mark(3) + whole[footer_at:])
-    with pytest.raises(NewerFormat, match="chunk small: it has format version 3, this program reads 2"):
+    small.write_bytes(b"layers in another way" + _mark(4) + whole[footer_at:])
+    with pytest.raises(NewerFormat, match="chunk small: it has format version 4, this program reads 3"):
         inspect_chunk(small)
 
 

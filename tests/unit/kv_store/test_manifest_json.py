@@ -43,13 +43,16 @@ def test_a_manifest_comes_back_as_it_was(
 def test_it_is_json_that_says_its_version() -> None:
     (first, *others) = ENCODED.chunks
     chained = replace(ENCODED, chunks=(replace(first, parent_id="b" * 40, header_ids=(3,)), *others))
-    assert json.loads(encode(chained))["version"] == VERSION
+    assert json.loads(encode(chained))["version"] == 4
     assert json.loads(encode(chained))["manifest"]["document_id"] == "ü.pdf"
     assert decode(encode(chained)) == chained
     assert "kv_context" not in str(json.loads(encode(chained)))
     under = replace(DOCUMENT, kv_context="header")  # though it has neither title nor headings
-    assert json.loads(encode(under))["version"] == VERSION
+    assert json.loads(encode(under))["version"] == 4
     assert decode(encode(under)) == under
+    read_by_some = replace(DOCUMENT, readers=("hr",))
+    assert json.loads(encode(read_by_some))["version"] == VERSION
+    assert decode(encode(read_by_some)) == read_by_some
 
 
 def test_without_chains_or_auxiliary_kv_an_older_version_can_read_it() -> None:
@@ -58,6 +61,7 @@ def test_without_chains_or_auxiliary_kv_an_older_version_can_read_it() -> None:
     assert "parent_id" not in str(written)
     assert "header_ids" not in str(written)
     assert "kv_context" not in str(written)
+    assert "readers" not in str(written)
     written = json.loads(encode(DOCUMENT))
     assert written["version"] == 2
     assert "auxiliary" not in str(written)
@@ -80,7 +84,7 @@ def test_version_1_is_still_read() -> None:
 
 def test_a_later_version_is_refused_as_such() -> None:
     with pytest.raises(NewerFormat, match="update kvquilt"):
-        decode(sealed('"version":5,"manifest":{"whatever":"it is"}'))
+        decode(sealed('"version":6,"manifest":{"whatever":"it is"}'))
 
 
 @pytest.mark.parametrize(

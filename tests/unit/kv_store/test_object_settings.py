@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from services.kv_store.s3.bucket import encryption_of
 from services.kv_store.s3.credentials import ENVIRONMENT, credentials_from
 from services.kv_store.s3.settings import ObjectSettings
 from shared.config import load
@@ -59,6 +60,10 @@ def test_endpoints_are_hosts_with_or_without_port(endpoint: str) -> None:
         ({"connections": 0}, "objects.connections"),
         ({"part_bytes": 1000}, "objects.part_bytes"),
         ({"acces_key": "secret"}, "objects.acces_key"),
+        ({"encryption": "aes"}, "objects.encryption"),
+        ({"encryption": "kms", "secure": False}, "objects.encryption"),
+        ({"kms_key_id": "alias/kv"}, "objects.kms_key_id"),
+        ({"encryption": "kms", "kms_key_id": "a key"}, "objects.kms_key_id"),
     ],
     ids=str,
 )
@@ -143,3 +148,26 @@ def test_a_file_without_keys_is_named_and_its_content_is_not(content: str | None
         credentials_from(str(path)).retrieve()
     assert "topsecret" not in raised.value.detail
     assert str(tmp_path) not in raised.value.detail
+
+
+@pytest.mark.parametrize(
+    ("settings", "headers"),
+    [
+        ({}, None),
+        ({"encryption": "s3"}, {"X-Amz-Server-Side-Encryption": "AES256"}),
+        ({"encryption": "kms"}, {"X-Amz-Server-Side-Encryption": "aws:kms"}),
+        (
+            {"encryption": "kms", "kms_key_id": "arn:aws:kms:eu-west-1:1:key/a"},
+            {
+                "X-Amz-Server-Side-Encryption": "aws:kms",
+                "X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id": "arn:aws:kms:eu-west-1:1:key/a",
+            },
+        ),
+    ],
+    ids=str,
+)
+def test_encryption_at_rest_is_asked_for_as_s3_has_it(
+    settings: dict[str, Any], headers: dict[str, str] | None
+) -> None:
+    asked = encryption_of(load(ObjectSettings, settings))
+    assert (asked.headers() if asked else None) == headers

@@ -32,6 +32,7 @@ class Node:
     elsewhere: set[str] = field(default_factory=set)
     failure: Exception | None = None
     tiers: Sequence[str] = ("memory", "disk")
+    unsealed: set[tuple[str, str]] = field(default_factory=set)
 
     def all(self) -> Iterator[Copy]:
         for tier in self.tiers:
@@ -60,6 +61,11 @@ class Node:
             if good and s.get(chunk_id) == "bad":
                 s[chunk_id] = "good"
         return good
+
+    async def seal(self, chunk_id: str) -> bool:
+        if any(self._states(tier).get(chunk_id) == "bad" for tier in self.tiers):
+            raise Unavailable("nobody has a good copy")
+        return True
 
     async def remove_copy(self, chunk_id: str, tier: str) -> bool:
         return self._states(tier).pop(chunk_id, None) is not None
@@ -194,3 +200,12 @@ async def test_a_node_that_does_not_answer_is_an_error_after_the_others_were_hea
             [],
         )
     assert HEARD == [B]
+
+
+async def test_copies_without_a_seal_are_counted_by_chunk_and_sealed_where_that_is_asked_for() -> None:
+    node = Node({A: "good", B: "good", C: "bad"}, {A: "good"})
+    node.unsealed = {(A, "disk"), (A, "memory"), (C, "disk")}
+    counted, _ = await run(Scrub("n", node, repair=False))
+    assert (counted.num_unsealed, counted.num_sealed) == (2, 0)
+    sealing, _ = await run(Scrub("n", node, repair=False, seal=True))
+    assert (sealing.num_unsealed, sealing.num_sealed) == (1, 1)

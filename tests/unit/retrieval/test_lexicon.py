@@ -3,15 +3,25 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.retrieval.lexicon import K1, TYPICAL_LEN, B, Lexicon, row_vector
+from services.retrieval.lexicon import K1, TYPICAL_LEN, B, Lexicon, SparseVector, row_vector
 
 words = st.lists(st.sampled_from(["fox", "dog", "cat", "the", "river", "Zorblatt"]), max_size=12)
 texts = st.lists(words.map(" ".join), min_size=1, max_size=8)
 
 
+def _everything(readers: tuple[str, ...]) -> bool:
+    return True
+
+
+def _for_all(texts: list[str]) -> list[tuple[tuple[str, ...], SparseVector]]:
+    return [((), row_vector(text)) for text in texts]
+
+
 def _score(lexicon: Lexicon, query: str, text: str) -> float:
     row = row_vector(text)
-    return sum(weight * row.get(term, 0.0) for term, weight in lexicon.query_vector(query).items())
+    return sum(
+        weight * row.get(term, 0.0) for term, weight in lexicon.query_vector(query, _everything).items()
+    )
 
 
 def _bm25(query: list[str], text: list[str], corpus: list[list[str]]) -> float:
@@ -30,7 +40,7 @@ def _bm25(query: list[str], text: list[str], corpus: list[list[str]]) -> float:
 @given(words, texts)
 def test_the_inner_product_is_the_bm25_score(query: list[str], corpus: list[str]) -> None:
     lexicon = Lexicon()
-    lexicon.add(map(row_vector, corpus))
+    lexicon.add(_for_all(corpus))
     split = [text.split() for text in corpus]
     for text, tokens in zip(corpus, split, strict=True):
         assert math.isclose(_score(lexicon, " ".join(query), text), _bm25(query, tokens, split), abs_tol=1e-9)
@@ -41,10 +51,10 @@ def test_removing_rows_leaves_what_adding_the_others_makes(
     kept: list[str], removed: list[str], query: list[str]
 ) -> None:
     one, other = Lexicon(), Lexicon()
-    one.add(map(row_vector, kept + removed))
-    one.remove(map(row_vector, removed))
-    other.add(map(row_vector, kept))
-    assert one.query_vector(" ".join(query)) == other.query_vector(" ".join(query))
+    one.add(_for_all(kept + removed))
+    one.remove(_for_all(removed))
+    other.add(_for_all(kept))
+    assert one.query_vector(" ".join(query), _everything) == other.query_vector(" ".join(query), _everything)
 
 
 def test_words_are_compared_without_case_and_width() -> None:
@@ -57,5 +67,19 @@ def test_scripts_without_spaces_match_by_character() -> None:
 
 def test_a_query_of_unknown_words_has_no_vector() -> None:
     lexicon = Lexicon()
-    lexicon.add([row_vector("fox")])
-    assert lexicon.query_vector("!? zebra") == {}
+    lexicon.add(_for_all(["fox"]))
+    assert lexicon.query_vector("!? zebra", _everything) == {}
+
+
+@given(texts, texts, words)
+def test_rows_that_one_may_not_read_weigh_nothing(
+    mine: list[str], others: list[str], query: list[str]
+) -> None:
+    mixed, alone = Lexicon(), Lexicon()
+    mixed.add([*_for_all(mine), *((("hr",), row_vector(text)) for text in others)])
+    alone.add(_for_all(mine))
+    asked = " ".join(query)
+    assert mixed.query_vector(asked, lambda readers: not readers) == alone.query_vector(asked, _everything)
+    assert set(mixed.readers) == {(), ("hr",)}
+    mixed.remove([(("hr",), row_vector(text)) for text in others])
+    assert mixed.readers == [()]

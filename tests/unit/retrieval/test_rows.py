@@ -20,6 +20,7 @@ chunks = st.builds(
     text,
     st.integers(0, 9),
     st.none() | st.builds(Block, st.integers(1, 9), text, st.integers(1, 9), st.booleans()),
+    st.lists(st.sampled_from(["hr", "board"]), unique=True).map(tuple),
 )
 documents = st.builds(
     IndexedDocument,

@@ -33,6 +33,7 @@ from shared.generation.selection import (
 )
 from shared.identity import chunk_identity
 from shared.kv_format import inspect_chunk
+from shared.principals.principal import Principal
 from shared.request import RequestContext
 from shared.selection.auxiliary import Auxiliary
 from tests.kv_directory import DirectoryStore
@@ -450,7 +451,7 @@ class TestHurry:
     async def test_what_comes_too_late_is_not_computed(self, store: DirectoryStore) -> None:
         async with selecting(store) as service:
             with pytest.raises(DeadlineExceeded):
-                await select(service, ctx=RequestContext("r", "t", deadline_s=0.0))
+                await select(service, ctx=RequestContext("r", Principal.operator("t"), deadline_s=0.0))
             let_go = threading.Event()
             holder = asyncio.create_task(
                 service._model.run(context(), Turn.QUESTION, lambda: let_go.wait(30))

@@ -11,6 +11,7 @@ import pytest
 
 from services.selector.worker_thread import Turn, WorkerThread
 from shared.errors import DeadlineExceeded, Overloaded, Unavailable
+from shared.principals.principal import Principal
 from shared.request import RequestContext
 
 CTX = RequestContext.create(deadline_ms=36_000_000)
@@ -78,7 +79,9 @@ async def test_whoever_is_cancelled_or_too_late_costs_nothing(thread: WorkerThre
     computed: list[str] = []
     gone = asyncio.create_task(thread.run(CTX, Turn.QUESTION, lambda: computed.append("gone")))
     late = asyncio.create_task(
-        thread.run(RequestContext("r", "t", 0.0), Turn.QUESTION, lambda: computed.append("late"))
+        thread.run(
+            RequestContext("r", Principal.operator("t"), 0.0), Turn.QUESTION, lambda: computed.append("late")
+        )
     )
     kept = asyncio.create_task(thread.run(CTX, Turn.INGESTION, lambda: computed.append("kept")))
     await until_waiting(thread, 3)

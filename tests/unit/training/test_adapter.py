@@ -1,5 +1,5 @@
-"""Training an adapter by self-distillation: the same seed gives the same losses, a stopped run goes on to the
-same weights, and what is trained serves."""
+"""Training an adapter by self-distillation or on labelled answers: the same seed gives the same losses, a
+stopped run goes on to the same weights, and what is trained serves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.training.adapter.settings import AdapterSettings
+from services.training.adapter.settings import AdapterSettings, AdapterTarget
 from services.training.adapter.trainee import AdapterTrainee, Pupil
 from services.training.distillation.kept import Kept
 from services.training.distillation.lessons import AskedContext, DistilledLesson, Taught
@@ -67,6 +67,19 @@ def taught(directory: Path, settings: AdapterSettings = TINY) -> tuple[list[Dist
     kept = Kept.at(directory / "kept", model().fingerprint, PREFIX)
     teacher = Teacher(model(), PREFIX, settings, kept)
     return teacher.lessons(contexts(), lambda done, of: None), kept
+
+
+def labelled(out: Path, settings: AdapterSettings) -> Loop:
+    """Over nothing that was kept: keys and values are computed where they are needed."""
+    rng = random.Random(1)
+    lessons = []
+    for context in contexts():
+        answers = [tuple(rng.randrange(3, VOCAB) for _ in range(3)) for _ in context.questions]
+        known = tuple(Taught.certain(answer, model().spec.device) for answer in answers)
+        lessons.append(DistilledLesson(context, known))
+    kept = Kept.at(out.parent / "kept", model().fingerprint, PREFIX)
+    trainee = AdapterTrainee(Pupil(model(), PREFIX, KvContext.DOCUMENT, "tiny"), settings, kept)
+    return TrainingLoop(trainee, lessons, settings, out, lambda line: None)
 
 
 def trainer_at(out: Path, settings: AdapterSettings = TINY, **changed: Any) -> Loop:
@@ -144,6 +157,18 @@ class TestDivergence:
         part = Taught.of((1,) * 5, theirs, 4).divergence(ours)
         assert ((part > 0) & (part < whole)).all()
 
+    def test_from_a_labelled_answer_is_its_cross_entropy(self) -> None:
+        logits_AV = torch.randn(3, 30, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        answer = (4, 29, 4)
+        one = Taught.certain(answer, torch.device("cpu"))
+        theirs = torch.nn.functional.cross_entropy(logits_AV, torch.tensor(answer), reduction="none")
+        ours = one.divergence(logits_AV)
+        torch.testing.assert_close(ours, theirs)
+        gradients = [torch.autograd.grad(x.sum(), logits_AV)[0] for x in (ours, theirs)]
+        torch.testing.assert_close(*gradients)
+        likeliest = [int(token == logits_AV[i].argmax()) for i, token in enumerate(answer)]
+        assert one.agreement(logits_AV).tolist() == likeliest
+
 
 class TestTraining:
     def test_brings_the_pupil_nearer_to_the_teacher(self, tmp_path: Path) -> None:
@@ -207,6 +232,27 @@ class TestTraining:
             trainer_at(tmp_path / "out", dataclasses.replace(TINY, targets=("c_attn",)))
         narrow = trainer_at(tmp_path / "out", dataclasses.replace(TINY, targets=("q_proj", "v_proj")))
         assert {name.split(".")[2] for name in narrow.trainee.state()} == {"q_proj", "v_proj"}
+
+
+class TestLabelledAnswers:
+    def test_are_learned(self, tmp_path: Path) -> None:
+        settings = dataclasses.replace(TINY, target=AdapterTarget.ANSWERS, updates=40, held_out=0.0)
+        trainer = labelled(tmp_path / "out", settings)
+        assert trainer.trainee.measure == "cross-entropy"
+        trainer.train(lambda found: None, lambda: False)
+        assert sum(trainer.losses[-5:]) < 0.6 * sum(trainer.losses[:5])
+
+    def test_a_stopped_run_goes_on_to_the_same_weights(self, tmp_path: Path) -> None:
+        settings = dataclasses.replace(TINY, target=AdapterTarget.ANSWERS)
+        for name, stops in (("once", (6,)), ("parts", (1, 3, 6))):
+            for stop in stops:
+                trainer = labelled(tmp_path / name, settings)
+                trainer.resume()
+                trainer.train(lambda found: None, lambda: trainer.update >= stop)  # noqa: B023
+        files = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("once", "parts")]
+        assert files[0] == files[1]
+        with pytest.raises(ConfigError, match="made with target 'answers', not 'teacher'"):
+            trainer_at(tmp_path / "once", TINY).resume()
 
 
 class TestTheBest:

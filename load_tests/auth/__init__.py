@@ -1,0 +1,1 @@
+"""Measures what it costs to know who calls: `python -m load_tests.auth`."""

@@ -1,0 +1,1 @@
+"""Measures what counting costs: `python -m load_tests.metrics`."""

@@ -1,0 +1,1 @@
+"""Measures what tracing costs an answer: ``python -m load_tests.tracing``."""

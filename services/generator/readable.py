@@ -1,0 +1,46 @@
+"""Refuses chunks that are named by what they stand behind, where that is in no document that the caller may
+read: whatever is computed behind such a chunk, what it says could be asked for.
+
+Text and token ids are the caller's own. What he may not read and what is not there are told alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.generator.identified import Identified
+from shared.errors import NotFound
+from shared.kv_stores import ReadableChunks
+from shared.readers import reads_everything
+from shared.request import RequestContext
+
+
+class ReadableParents:
+    """``store`` None: none is known here, so nothing stands behind what is only named."""
+
+    def __init__(self, store: ReadableChunks | None) -> None:
+        self._store = store
+
+    async def check(self, ctx: RequestContext, asked: Identified) -> None:
+        """
+        Raises:
+            NotFound: names the chunk.
+        """
+        if self._store is None or reads_everything(ctx.principal):
+            return
+        own = {chunk.chunk_id for chunk in (*asked.chunks, *asked.links)}
+        named = dict.fromkeys(
+            chunk.parent_id
+            for chunk in (*asked.chunks, *asked.links)
+            if chunk.parent_id and chunk.parent_id not in own
+        )
+        hidden = set(named).difference(await self._store.readable(ctx, list(named)) if named else ())
+        for i, chunk in enumerate(asked.chunks):
+            if chunk.parent_id in hidden:
+                raise NotFound(f"chunks[{i}].parent_id: no document that you may read has such a chunk")
+
+    async def told(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> frozenset[str]:
+        """Those of which the caller may know that their KV was there."""
+        if self._store is None or reads_everything(ctx.principal):
+            return frozenset(chunk_ids)
+        return frozenset(await self._store.readable(ctx, chunk_ids))

@@ -1,0 +1,179 @@
+"""Lists which calls are on record, and what of them: nothing that a document, a question or an answer says.
+
+``shared.rpc`` records them where they come in from outside; what the services ask of each other on the way is
+part of the call that is on record already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from shared.audit import OK, Actor, AuditConfig, AuditLog
+from shared.errors import KvquiltError, PermissionDenied, Unauthenticated
+from shared.principals.config import AuthConfig
+from shared.principals.secret import derived, secrets_of
+from shared.request import RequestContext
+from shared.tracing.traceparent import trace_id_of
+
+_MOST_IDS = 20
+_REFUSALS_S = 1.0
+What = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """``what``: of a request, what is on record besides who and when."""
+
+    name: str
+    what: Callable[[Any], What]
+
+
+def _ids(of: Callable[[Any], Iterable[str]]) -> Callable[[Any], What]:
+    def what(request: Any) -> What:
+        ids = list(of(request))
+        return {"document_ids": ids[:_MOST_IDS], "num_documents": len(ids)}
+
+    return what
+
+
+def _fields(*names: str) -> Callable[[Any], What]:
+    return lambda request: {name: value for name in names if (value := getattr(request, name))}
+
+
+def _both(*parts: Callable[[Any], What]) -> Callable[[Any], What]:
+    return lambda request: {name: value for part in parts for name, value in part(request).items()}
+
+
+ACTIONS: Mapping[str, Action] = {
+    "Upsert": Action(
+        "ingest",
+        _both(
+            _fields("collection", "re_encode", "dry_run"),
+            _ids(lambda request: (document.document_id for document in request.documents)),
+        ),
+    ),
+    "DeleteDocuments": Action(
+        "delete", _both(_fields("collection", "all"), _ids(lambda request: request.document_ids))
+    ),
+    "Rebuild": Action("rebuild index", _fields("collection")),
+    "Refresh": Action("refresh", _fields("collection", "encoding")),
+    "AdoptIndex": Action("adopt index", _fields("collection")),
+    "PutManifest": Action(
+        "import document",
+        lambda request: {
+            "collection": request.manifest.collection,
+            "document_ids": [request.manifest.document_id],
+        },
+    ),
+    "ListManifests": Action("export documents", _fields("collection", "summary")),
+    "Get": Action("export chunk", _fields("chunk_id")),
+    "CollectGarbage": Action("gc", _fields("grace_s", "dry_run")),
+    "Pin": Action("pin", _fields("collection", "document_id", "unpin")),
+    "Verify": Action("verify", _fields("repair", "seal")),
+    "SuspendVerdict": Action("suspend verdict", _fields("verdict")),
+}
+"""By RPC."""
+ASKED_BY_SERVICES = frozenset({"SuspendVerdict"})
+"""On record although services ask for them: nobody outside did."""
+
+
+class Recorder:
+    """The audit of one service, for its event loop: records one after the other in a thread of its own."""
+
+    def __init__(self, audit: AuditLog, clock: Callable[[], float] = time.monotonic) -> None:
+        self._audit, self._clock = audit, clock
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="audit")
+        self._refused_s, self._num_unrecorded = -_REFUSALS_S, 0
+
+    def called(self, method: str, request: Any, ctx: RequestContext, outcome: str = OK) -> Future[None]:
+        """``method``: one of ``ACTIONS``. Done once it is on record."""
+        action = ACTIONS[method]
+        return self._submit(action.name, actor_of(ctx), outcome, **action.what(request))
+
+    def refused(self, method: str, peer: str, code: str) -> Future[None] | None:
+        """A caller who is nobody, or may not do that. At most one a second is on record, with the number of
+        those that were left out: nobody fills the disk by asking."""
+        now = self._clock()
+        if now < self._refused_s + _REFUSALS_S:
+            self._num_unrecorded += 1
+            return None
+        self._refused_s, left_out, self._num_unrecorded = now, self._num_unrecorded, 0
+        more: What = {"left_out": left_out} if left_out else {}
+        return self._submit("call", Actor("", ""), code, method=method, peer=peer, **more)
+
+    def did(self, name: str, actor: Actor, outcome: str = OK, **what: object) -> Future[None]:
+        """What the service does by itself."""
+        return self._submit(name, actor, outcome, **what)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True)
+
+    def _submit(self, name: str, actor: Actor, outcome: str, **what: object) -> Future[None]:
+        return self._thread.submit(self._audit.record, name, actor, outcome, **what)
+
+
+class Peer(Protocol):
+    """A call's gRPC context, as far as this goes."""
+
+    def peer(self) -> str: ...
+
+
+class CallRecord:
+    """What is on record of one call: if it came in from outside and is one of ``ACTIONS``, or if it is
+    refused."""
+
+    def __init__(self, recorder: Recorder | None, method: str, request: Any, peer: Peer | None) -> None:
+        """``peer`` None: a service of the installation calls."""
+        self._recorder, self._method, self._request, self._peer = recorder, method, request, peer
+        self._ctx: RequestContext | None = None
+
+    @classmethod
+    def of(cls, service: object, method: str, request: Any, peer: Peer | None) -> CallRecord:
+        return cls(getattr(service, "recorder", None), method, request, peer)
+
+    def let_in(self, context_of: Callable[[Any], RequestContext]) -> None:
+        """Who calls is known. Raises like ``context_of``, which is given the request's meta."""
+        outside = self._peer is not None or self._method in ASKED_BY_SERVICES
+        if self._recorder is not None and self._method in ACTIONS and outside:
+            self._ctx = context_of(self._request.meta)
+
+    async def failed(self, error: Exception) -> None:
+        recorder, peer = self._recorder, self._peer
+        if isinstance(error, (Unauthenticated, PermissionDenied)) and recorder and peer:
+            self._ctx = None
+            await on_record(recorder.refused(self._method, peer.peer(), error.code))
+        await self.ended(error.code if isinstance(error, KvquiltError) else "INTERNAL")
+
+    async def ended(self, outcome: str) -> None:
+        """The first end counts."""
+        ctx, self._ctx = self._ctx, None
+        if ctx is not None and self._recorder is not None:
+            await on_record(self._recorder.called(self._method, self._request, ctx, outcome))
+
+
+def actor_of(ctx: RequestContext) -> Actor:
+    return Actor(ctx.principal.name, ctx.tenant, ctx.request_id, trace_id_of(ctx.traceparent))
+
+
+def recorder_of(config: AuditConfig, service: str, auth: AuthConfig) -> Recorder | None:
+    """None: no directory is named. Raises ``ConfigError`` where the installation's secret cannot be read."""
+    if not config.directory:
+        return None
+    key, *_ = audit_keys(auth) or (b"",)
+    return Recorder(AuditLog(service, config, key))
+
+
+def audit_keys(auth: AuthConfig) -> tuple[bytes, ...]:
+    """By which lines are chained: the current one first. Raises like ``recorder_of``."""
+    return tuple(derived(secret, "audit") for secret in secrets_of(auth))
+
+
+async def on_record(recorded: Future[None] | None) -> None:
+    """Waits, and lets it go on if nobody waits any more."""
+    if recorded is not None:
+        await asyncio.shield(asyncio.wrap_future(recorded))
