@@ -241,7 +241,7 @@ class Shelf:
         self.num_unclosed += len(found)
         return found
 
-    def chain(self, chunk: Chunk) -> Sequence[Chunk] | None:
+    def chain(self, chunk: Chunk, tenant: str) -> Sequence[Chunk] | None:
         return self.chains.get(chunk.chunk_id)
 
     def prefetch(self, chunk_ids: Sequence[str]) -> None:

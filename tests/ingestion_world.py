@@ -28,6 +28,7 @@ from shared.prompt_template import PromptTemplate
 from shared.readers import both, may_read, taken
 from shared.request import RequestContext
 from shared.search import CollectionInfo, IndexChange, IndexedDocument, IndexedIds
+from shared.sharing import SharingScopes
 
 CONTEXT_TOKENS = 64
 _PARSERS = ParserSettings()
@@ -124,6 +125,7 @@ class World:
     page_size: int = 2
     first_pause_s: float = 0.0
     kv_context: KvContext = KvContext.DOCUMENT
+    scopes: SharingScopes = field(default_factory=SharingScopes)
     encodings: dict[str, str] = field(default_factory=dict)
     pieces: list[Piece] = field(default_factory=list)
     """What the generator was asked for."""
@@ -159,6 +161,7 @@ class World:
             1,
             "cpu",
             (),
+            kv_scope=self.scopes.of(ctx.tenant),
         )
 
     async def prefill(
@@ -168,7 +171,7 @@ class World:
             token_ids = ids_of(chunk)
             self._effect("prefill")
             self.pieces.append(chunk)
-            of = (ctx.tenant, self.fingerprint, WordTokenizer.prefix_ids)
+            of = (self.scopes.owner(ctx.tenant), self.fingerprint, WordTokenizer.prefix_ids)
             parent_id = chunk.parent_id if isinstance(chunk, Conditioned) else ""
             for link in chunk.context if isinstance(chunk, Conditioned) else ():
                 parent_id = chunk_identity(*of, ids_of(link), parent_id)
@@ -238,7 +241,9 @@ class World:
         self._effect("count_documents")
         alike = Counter((m.collection, m.made_for) for m in self.manifests.values() if m.tenant == ctx.tenant)
         return [
-            AlikeDocuments(name, num, made.fingerprint, made.prefix, made.template, made.kv_context)
+            AlikeDocuments(
+                *(name, num, made.fingerprint, made.prefix, made.template, made.kv_context, made.kv_scope)
+            )
             for (name, made), num in alike.items()
         ]
 

@@ -109,6 +109,7 @@ def config_in(
     fetch: FetchConfig | None = None,
     prefer_peers: bool = False,
     quotas: QuotaConfig | None = None,
+    sharing_scopes: dict[str, tuple[str, ...]] | None = None,
 ) -> KvStoreConfig:
     """``memory_bytes`` None: no tier in memory."""
     return KvStoreConfig(
@@ -119,6 +120,7 @@ def config_in(
         fetch=fetch or FetchConfig(),
         prefer_peers=prefer_peers,
         quotas=quotas or QuotaConfig(),
+        sharing_scopes=sharing_scopes or {},
     )
 
 

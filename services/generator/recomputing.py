@@ -43,8 +43,8 @@ class Comparing:
     def as_stored(self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor]) -> None:
         self._source.as_stored(k_LHTD, v_LHTD)
 
-    def chain(self, chunk: Chunk) -> Sequence[Chunk] | None:
-        return self._source.chain(chunk)
+    def chain(self, chunk: Chunk, tenant: str) -> Sequence[Chunk] | None:
+        return self._source.chain(chunk, tenant)
 
     def prefetch(self, chunk_ids: Sequence[str]) -> None:
         self._source.prefetch(chunk_ids)

@@ -14,6 +14,7 @@ from shared.config import check_above_zero, check_least
 from shared.deployment import DeploymentConfig
 from shared.limits import RequestLimits
 from shared.principals.config import AuthConfig
+from shared.sharing import SharingScopes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,8 @@ class KvStoreConfig:
     that holds everything, if its endpoint is given. ``disk_capacity_bytes`` 0: as much as fits. ``lease_s``:
     how long a chunk stays in its tier after somebody was told where it is. ``prefer_peers``: fetch from other
     nodes before the object store. ``stale_staging_s``: staged files that did not change for so long belong to
-    nobody any more. ``limits``: of requests, ``auth``: who may
-    make them; filled in from the shared sections."""
+    nobody any more. ``limits``: of requests, ``auth``: who may make them, ``sharing_scopes``: which tenants
+    share KV; filled in from what is shared."""
 
     directory: str
     host: str = ""
@@ -70,6 +71,7 @@ class KvStoreConfig:
     garbage: GarbageConfig = field(default_factory=GarbageConfig)
     reconcile_s: float = 2.0
     stale_staging_s: float = 3600.0
+    sharing_scopes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     limits: RequestLimits = field(default_factory=RequestLimits)
     auth: AuthConfig = field(default_factory=AuthConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
@@ -78,5 +80,6 @@ class KvStoreConfig:
     def __post_init__(self) -> None:
         if not Path(self.directory).is_absolute():
             raise ValueError(f"directory: must be an absolute path, got {self.directory!r}")
+        SharingScopes(self.sharing_scopes)
         check_above_zero(self, "reconcile_s")
         check_least(self, 0, "disk_capacity_bytes", "lease_s", "stale_staging_s")

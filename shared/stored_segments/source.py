@@ -102,9 +102,9 @@ class StoreSegmentSource:
             encoding_of(self._encoding).decode(buffers, rotation, k_HTD, v_HTD)
         self._encoded[k_LHTD[0]] = layers
 
-    def chain(self, chunk: Chunk) -> Sequence[Chunk] | None:
+    def chain(self, chunk: Chunk, tenant: str) -> Sequence[Chunk] | None:
         """By the document's manifest; believed only if its identities lead to the chunk's parent."""
-        ctx = RequestContext.create(deadline_ms=_OPEN_DEADLINE_MS)
+        ctx = RequestContext.create(tenant=tenant, deadline_ms=_OPEN_DEADLINE_MS)
         try:
             found = self._wait(self._store.chain(ctx, chunk.parent_id), ctx)
         except KvquiltError as error:

@@ -491,19 +491,19 @@ class TestChains:
     ) -> None:
         store.chains[self.SECOND] = Chain(*self.OF, ((3, 4), (7,)))
         links = [Chunk(self.FIRST, (3, 4)), Chunk(self.SECOND, (7,), self.FIRST)]
-        assert StoreSegmentSource(store, "node", loop, SHAPE).chain(self.ASKED) == links
+        assert StoreSegmentSource(store, "node", loop, SHAPE).chain(self.ASKED, "tenant") == links
 
     @pytest.mark.parametrize("links", [(), ((7,),), ((3, 4),), ((3, 5), (7,)), ((3, 4), (7,), (8,))])
     def test_another_chain_is_not_believed(
         self, store: DirectoryStore, loop: asyncio.AbstractEventLoop, links: tuple[tuple[int, ...], ...]
     ) -> None:
         store.chains[self.SECOND] = Chain(*self.OF, links)
-        assert StoreSegmentSource(store, "node", loop, SHAPE).chain(self.ASKED) is None
+        assert StoreSegmentSource(store, "node", loop, SHAPE).chain(self.ASKED, "tenant") is None
 
     def test_nobody_knows_it_or_nobody_answers(
         self, store: DirectoryStore, loop: asyncio.AbstractEventLoop
     ) -> None:
         source = StoreSegmentSource(store, "node", loop, SHAPE)
-        assert source.chain(self.ASKED) is None
+        assert source.chain(self.ASKED, "tenant") is None
         store.failure = Unavailable("away")
-        assert source.chain(self.ASKED) is None
+        assert source.chain(self.ASKED, "tenant") is None

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from services.kv_store.documents.manifest_json import decode
 from shared.errors import NewerFormat
 from shared.generation.described import MadeFor
+from shared.identity import kv_owner
 from shared.kv_format import SealKeys
 from shared.kv_types import AlikeDocuments, Manifest
 from shared.principals.principal import Principal
@@ -36,6 +37,10 @@ class Document:
     made_for: MadeFor | None = None
     readers: Readers = EVERYBODY
     sections: tuple[tuple[Readers, frozenset[str]], ...] = ()
+
+    @property
+    def kv_owner(self) -> str:
+        return kv_owner(self.tenant, self.made_for.kv_scope if self.made_for else "")
 
     @property
     def key(self) -> Key:
@@ -155,7 +160,11 @@ class Catalog:
         alike = Counter((d.collection, d.made_for) for d in own if who is None or d.readable_by(who))
         return sorted(
             (
-                AlikeDocuments(name, number, made.fingerprint, made.prefix, made.template, made.kv_context)
+                AlikeDocuments(
+                    *(name, number, made.fingerprint, made.prefix, made.template),
+                    kv_context=made.kv_context,
+                    kv_scope=made.kv_scope,
+                )
                 for (name, made), number in alike.items()
                 if made is not None
             ),

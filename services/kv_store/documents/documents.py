@@ -226,6 +226,13 @@ class Documents:
                 )
             ]
 
+    def of_others(self, manifest: Manifest) -> set[str]:
+        """What the manifest names, but documents of tenants have that its own shares nothing with: whoever
+        refers to KV may read it."""
+        named = {*manifest.kv_ids, *(chunk.parent_id for chunk in manifest.chunks if chunk.parent_id)}
+        with self._reading:
+            return {i for i in named if any(d.kv_owner != manifest.kv_owner for d in self._catalog.having(i))}
+
     def page(
         self,
         tenant: str,
@@ -267,11 +274,12 @@ class Documents:
         with self._reading:
             return self._catalog.counts(tenant, who)
 
-    def chain(self, parent_id: str) -> Chain | None:
-        """What a chunk with this parent is computed behind, by any document; None: none has it."""
+    def chain(self, tenant: str, parent_id: str) -> Chain | None:
+        """What a chunk with this parent is computed behind, by any document of the tenant; None: none has
+        it."""
         self._make_ready()
         with self._reading:
-            having = self._catalog.having(parent_id)
+            having = [document for document in self._catalog.having(parent_id) if document.tenant == tenant]
         for key in [document.key for document in having if parent_id in document.parent_ids]:
             with suppress(NotFound, CorruptData):  # removed meanwhile; damaged ones are in the log
                 if (chain := self.get(*key).chain_to(parent_id)) is not None:

@@ -1,6 +1,7 @@
 """A manifest as it is stored: sealed JSON, and the version of its form.
 
-    {"xxh3_64":"<16 hex digits>","version":5,"manifest":{…}}     the checksum covers what follows it, to the closing brace
+    {"xxh3_64":"<16 hex digits>","version":6,"manifest":{…}}     the checksum covers what follows it, to the closing brace
+    {"xxh3_64":"<16 hex digits>","version":5,"manifest":{…}}     no kv_scope; still written where KV is not shared
     {"xxh3_64":"<16 hex digits>","version":4,"manifest":{…}}     no readers: everybody's; still written where none are
     {"xxh3_64":"<16 hex digits>","version":3,"manifest":{…}}     nor a chunk behind another, no kv_context; still written where none is
     {"xxh3_64":"<16 hex digits>","version":2,"manifest":{…}}     nor auxiliary KV
@@ -22,15 +23,19 @@ from shared.kv_format import SealKeys
 from shared.kv_types import Manifest, ManifestChunk
 from shared.readers import SectionReaders
 
-VERSION = 5
-_WITHOUT_READERS, _WITHOUT_CHAINS, _WITHOUT_AUXILIARY = 4, 3, 2
+VERSION = 6
+_WITHOUT_SCOPE, _WITHOUT_READERS, _WITHOUT_CHAINS, _WITHOUT_AUXILIARY = 5, 4, 3, 2
 
 
 def encode(manifest: Manifest, keys: SealKeys | None = None) -> bytes:
     """``keys``: it is sealed with the current one."""
     fields, version = asdict(manifest), VERSION
+    if manifest.kv_scope:
+        return seal({"version": version, "manifest": fields}, keys)
+    del fields["kv_scope"]
+    version = _WITHOUT_SCOPE
     if manifest.readers or manifest.sections:  # which an earlier version would show to everybody
-        return seal({"version": version, "manifest": fields})
+        return seal({"version": version, "manifest": fields}, keys)
     del fields["readers"], fields["sections"]
     version = _WITHOUT_READERS
     if not manifest.kv_context:

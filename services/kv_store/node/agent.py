@@ -30,6 +30,7 @@ from shared.kv_reports import NodeStats, StoreStats
 from shared.kv_types import ChunkPage, ChunkStat, OpenedChunk, Origin, PeerCopy
 from shared.metrics.recorder import MetricReading
 from shared.request import RequestContext
+from shared.sharing import SharingScopes
 from shared.tracing.names import NUM_CHUNKS
 from shared.tracing.spans import span
 
@@ -54,13 +55,15 @@ class Agent:
         quotas: QuotaConfig,
         stale_staging_s: float,
         clock: Callable[[], float],
+        scopes: SharingScopes,
     ) -> None:
-        """``flights`` reads from other nodes; ``location``: where they read from this one."""
+        """``flights`` reads from other nodes; ``location``: where they read from this one. ``scopes``: who
+        shares KV with whom."""
         self._tiers, self._documents, self._neighbours = tiers, documents, Neighbours(node_id, nodes)
         self._stale_staging_s, self._location, self._flights = stale_staging_s, location, flights
-        self._clock, self._opened_s = clock, -math.inf
+        self._clock, self._opened_s, self._scopes = clock, -math.inf, scopes
         self._upkeep = upkeep = Upkeep(self, tiers, documents, self._neighbours, quotas, self._search)
-        self._home = home = HomeDocuments(self, tiers, documents, self._neighbours, upkeep)
+        self._home = home = HomeDocuments(self, tiers, documents, self._neighbours, upkeep, scopes)
         # Answered by its parts as they are:
         self.verify, self.collect_garbage = upkeep.verify, upkeep.collect_garbage
         self.pin, self.list_pins = upkeep.pin, upkeep.list_pins
@@ -139,12 +142,13 @@ class Agent:
     ) -> bool:
         if size_bytes < 1:
             raise InvalidRequest(f"size_bytes: must be at least 1, got {size_bytes}")
-        if await self._tiers.exists(check_chunk_id(chunk_id)):
+        check_chunk_id(chunk_id)
+        if origin is None and await self._tiers.exists(chunk_id):
             return True
         staged = await self._receive(size_bytes, pieces)
         if origin is not None:
             try:
-                await asyncio.to_thread(check_identity, staged, chunk_id, ctx.tenant, origin)
+                await self._check_identity(ctx, staged, chunk_id, origin)
             except BaseException:
                 self._tiers.disk.staging.discard(staged)
                 raise
@@ -262,7 +266,10 @@ class Agent:
             stored = await asyncio.to_thread(self._tiers.header_of, chunk_id)
             await asyncio.to_thread(check_same, staged, chunk_id, stored)
         else:
-            await asyncio.to_thread(check_identity, staged, chunk_id, ctx.tenant, origin)
+            await self._check_identity(ctx, staged, chunk_id, origin)
+
+    async def _check_identity(self, ctx: RequestContext, staged: Path, chunk_id: str, origin: Origin) -> None:
+        await asyncio.to_thread(check_identity, staged, chunk_id, self._scopes.owner(ctx.tenant), origin)
 
     def _check_node(self, node_id: str) -> None:
         if node_id not in ("", self._neighbours.node_id):

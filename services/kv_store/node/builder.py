@@ -21,6 +21,7 @@ from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.tiers.builder import Machine, OwnTiers
 from shared.kv_format import SealKeys
 from shared.private_files import make_private
+from shared.sharing import SharingScopes
 
 
 class Streaming(Protocol):
@@ -77,6 +78,7 @@ def build_node(
         config.quotas,
         config.stale_staging_s,
         machine.clock,
+        SharingScopes(config.sharing_scopes),
     )
     return Node(agent, documents, streaming, own)
 

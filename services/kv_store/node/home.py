@@ -21,6 +21,7 @@ from shared.kv_stores import NodeAgent
 from shared.kv_types import AlikeDocuments, Chain, DeletedChunks, Manifest, ManifestPage
 from shared.readers import checked_readers, checked_sections, taken
 from shared.request import RequestContext, check_name
+from shared.sharing import SharingScopes
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,9 @@ class HomeDocuments:
         documents: Documents,
         neighbours: Neighbours,
         upkeep: Upkeep,
+        scopes: SharingScopes,
     ) -> None:
+        self._scopes = scopes
         self._own, self._tiers, self._documents = own, tiers, documents
         self._neighbours, self._upkeep = neighbours, upkeep
         self._catalog_lock = asyncio.Lock()  # between deciding that nothing refers to a chunk and deleting it
@@ -52,7 +55,7 @@ class HomeDocuments:
 
     async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
         self._neighbours.check_home()
-        _check_manifest(ctx, manifest)
+        _check_manifest(ctx, manifest, self._scopes.of(ctx.tenant))
         async with self._catalog_lock:
             await self._check_may_change(ctx, manifest.collection, manifest.document_id)
             await self._check_stored(ctx, manifest)
@@ -82,7 +85,7 @@ class HomeDocuments:
         """Asked of any node, answered by home."""
         (parent_id,) = check_chunk_ids([parent_id])
         if self._neighbours.is_home:
-            return await asyncio.to_thread(self._documents.chain, parent_id)
+            return await asyncio.to_thread(self._documents.chain, ctx.tenant, parent_id)
         nodes = self._neighbours.nodes
         return await (await nodes.store(nodes.home())).chain(ctx, parent_id)
 
@@ -134,7 +137,9 @@ class HomeDocuments:
             raise taken(document_id)
 
     async def _check_stored(self, ctx: RequestContext, manifest: Manifest) -> None:
+        """What is there, but another tenant's, is told like what is not there."""
         ids = list(manifest.kv_ids)
+        foreign = await asyncio.to_thread(self._documents.of_others, manifest)
         missing = {s.chunk_id for s in await self._own.stat(ctx, ids) if not s.exists}
         unreachable = 0
         if missing:
@@ -144,16 +149,20 @@ class HomeDocuments:
             raise Unavailable(
                 f"{len(missing)} chunks of the document may lie on nodes that do not answer; retry"
             )
+        missing |= foreign
         if missing:
             raise FailedPrecondition(
                 f"{len(missing)} of {len(ids)} chunks of the document are not stored; prefill them again"
             )
 
     async def _finish(self, ctx: RequestContext, removal: Removal | None) -> list[str]:
-        """Chunks that went with ``removal``."""
-        unreferenced = [] if removal is None else self._unreferenced(removal)
+        """Chunks that went with ``removal``, for all that the caller is told: of documents that it may not
+        read nobody learns by what they keep."""
         await self._delete_pending(ctx)
-        return unreferenced
+        if removal is None:
+            return []
+        kept = set(await asyncio.to_thread(self._documents.readable, ctx.principal, removal.chunk_ids))
+        return [c for c in removal.chunk_ids if c not in kept]
 
     async def _delete_pending(self, ctx: RequestContext) -> None:
         """Deletes what it can; what a node that does not answer still has stays pending."""
@@ -190,10 +199,15 @@ async def _those(chunk_ids: Sequence[str], call: Callable[[str], Awaitable[bool]
     return {c for c, yes in zip(ids, await asyncio.gather(*map(call, ids)), strict=True) if yes}
 
 
-def _check_manifest(ctx: RequestContext, manifest: Manifest) -> None:
+def _check_manifest(ctx: RequestContext, manifest: Manifest, scope: str) -> None:
     if manifest.tenant != ctx.tenant:
         raise InvalidRequest(
             f"manifest.tenant: {manifest.tenant!r}, but the request is of tenant {ctx.tenant!r}"
+        )
+    if manifest.kv_scope != scope:
+        raise InvalidRequest(
+            f"manifest.kv_scope: {manifest.kv_scope[:80]!r}, but the request's tenant is in "
+            f"{f'the sharing scope {scope!r}' if scope else 'no sharing scope'}"
         )
     check_name("manifest.collection", manifest.collection)
     checked_sections(

@@ -79,10 +79,10 @@ class Loader:
         before that perhaps with ``FirstLayer``. ``encoding``, ``traceparent``: see ``SegmentSource.open``."""
         self._readers.submit(self._load, chunk_lens, tell, encoding, traceparent)
 
-    def find_chain(self, chunk: Chunk, tell: Callable[[FoundChain], None]) -> None:
-        """Asks the source for what stands in front of a chunk."""
+    def find_chain(self, chunk: Chunk, tenant: str, tell: Callable[[FoundChain], None]) -> None:
+        """Asks the source for what stands in front of a chunk of the tenant."""
         with contextlib.suppress(RuntimeError):  # closed meanwhile
-            self._scout.submit(self._find_chain, chunk, tell)
+            self._scout.submit(self._find_chain, chunk, tenant, tell)
 
     def verify(
         self, chunk_lens: Mapping[str, int], done: Callable[[Checked], None], encoding: str = ""
@@ -111,10 +111,10 @@ class Loader:
             pool.shutdown(wait=True, cancel_futures=True)
         self._writer.shutdown(wait=True)
 
-    def _find_chain(self, chunk: Chunk, tell: Callable[[FoundChain], None]) -> None:
+    def _find_chain(self, chunk: Chunk, tenant: str, tell: Callable[[FoundChain], None]) -> None:
         chain = None
         try:
-            chain = self._source.chain(chunk)
+            chain = self._source.chain(chunk, tenant)
         except Exception:
             log.exception("nobody can say what stands in front of chunk %s", chunk.chunk_id)
         tell(FoundChain(chunk.chunk_id, None if chain is None else tuple(chain)))

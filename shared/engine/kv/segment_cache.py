@@ -173,7 +173,9 @@ class SegmentCache:
             entry.chain = chain_of(chunk, (*request.links, *request.chunks))
             if entry.chain is None and entry.key not in self._looked_for:
                 self._looked_for.add(entry.key)
-                self._loader.find_chain(chunk, lambda found: self._inbox.post(lambda: self._on_chain(found)))
+                self._loader.find_chain(
+                    chunk, request.tenant, lambda found: self._inbox.post(lambda: self._on_chain(found))
+                )
         return entry.chain
 
     def _on_chain(self, found: FoundChain) -> None:

@@ -86,9 +86,9 @@ class SegmentSource(Protocol):
         """
         ...
 
-    def chain(self, chunk: Chunk) -> Sequence[Chunk] | None:
-        """The chunks in front of this one in its document, the first of its chain first, so that it can be
-        computed as it was; None: nobody knows them any more."""
+    def chain(self, chunk: Chunk, tenant: str) -> Sequence[Chunk] | None:
+        """The chunks in front of this one in its document, one of the tenant's, the first of its chain first,
+        so that it can be computed as it was; None: nobody knows them any more."""
         ...
 
     def prefetch(self, chunk_ids: Sequence[str]) -> None:
@@ -115,7 +115,7 @@ class NoSource:
     def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor]) -> None:
         pass
 
-    def chain(self, chunk: Chunk) -> Sequence[Chunk] | None:
+    def chain(self, chunk: Chunk, tenant: str) -> Sequence[Chunk] | None:
         return None
 
     def prefetch(self, chunk_ids: Sequence[str]) -> None:

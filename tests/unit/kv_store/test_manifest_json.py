@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from services.kv_store.documents.manifest_json import VERSION, decode, encode
 from shared.errors import NewerFormat
+from shared.kv_format import SealKey, SealKeys
 from shared.kv_types import Manifest, ManifestChunk
 from tests.kv_chunks import chunk_id_of
 
@@ -51,8 +52,19 @@ def test_it_is_json_that_says_its_version() -> None:
     assert json.loads(encode(under))["version"] == 4
     assert decode(encode(under)) == under
     read_by_some = replace(DOCUMENT, readers=("hr",))
-    assert json.loads(encode(read_by_some))["version"] == VERSION
+    assert json.loads(encode(read_by_some))["version"] == 5
     assert decode(encode(read_by_some)) == read_by_some
+    shared = replace(DOCUMENT, kv_scope="finance")
+    assert json.loads(encode(shared))["version"] == VERSION == 6
+    assert decode(encode(shared)) == shared
+
+
+@pytest.mark.parametrize(
+    "form", [DOCUMENT, ENCODED, replace(DOCUMENT, readers=("hr",)), replace(DOCUMENT, kv_scope="finance")]
+)
+def test_every_form_is_sealed(form: Manifest) -> None:
+    keys = SealKeys([SealKey(b"k" * 32)], required=True)
+    assert decode(encode(form, keys), keys) == form
 
 
 def test_without_chains_or_auxiliary_kv_an_older_version_can_read_it() -> None:
@@ -84,7 +96,7 @@ def test_version_1_is_still_read() -> None:
 
 def test_a_later_version_is_refused_as_such() -> None:
     with pytest.raises(NewerFormat, match="update kvquilt"):
-        decode(sealed('"version":6,"manifest":{"whatever":"it is"}'))
+        decode(sealed('"version":7,"manifest":{"whatever":"it is"}'))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from tests.kv_chunks import chunk_bytes, chunk_id_of
 from tests.kv_stores import KnownNodes, agent_on, in_pieces
 
 IDS = [chunk_id_of(n) for n in range(12)]
-A, B, C, D = IDS[:4]
+A, B, C, D, E, F, G, H = IDS[:8]
 SIZE = len(chunk_bytes(A))
 CTX = RequestContext.create(tenant="acme", deadline_ms=36_000_000)
 Make = Callable[..., Agent]
@@ -148,7 +148,8 @@ async def test_a_document_beyond_the_quota_is_refused_and_nothing_of_it_stays_bu
     await put(agent, D)
     await agent.put_manifest(CTX, document("3", C, D))
     other = RequestContext.create(tenant="other")
-    await agent.put_manifest(other, document("1", B, C, D, tenant="other"))
+    await put(agent, E, F, G, H)
+    await agent.put_manifest(other, document("1", E, F, G, H, tenant="other"))
 
 
 async def test_a_new_agent_knows_what_tenants_have(make: Make) -> None:
