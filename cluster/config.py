@@ -45,8 +45,8 @@ TRACES = "traces"
 """Where spans are kept, below the data directory."""
 PROMPTED = ("ingestion", "generator", "selector")
 """Those that make prompts of texts."""
-SHARING = ("kv_store", "generator", "selector")
-"""Those that give chunks their identities."""
+SHARING = ("kv_store", "generator")
+"""Those that know whose the KV of a chunk is."""
 DEPLOYED = ("log", "metrics", "tracing")
 """Shared settings that stand in each service's ``deployment``."""
 MODEL_SETTINGS_FILE = "quilt.yaml"

@@ -182,6 +182,13 @@ class Manifest:
         return kv_owner(self.tenant, self.kv_scope)
 
     @property
+    def derived_ids(self) -> set[str]:
+        """Identities that its chunks and headers have by their token ids, those of the auxiliary excepted."""
+        of = (self.kv_owner, self.model_fingerprint, self.prefix_ids)
+        headers = {chunk_identity(*of, chunk.header_ids) for chunk in self.chunks if chunk.header_ids}
+        return headers | {chunk_identity(*of, c.token_ids, c.parent_id) for c in self.chunks}
+
+    @property
     def made_for(self) -> MadeFor:
         """What it was made for when it was stored."""
         _, _, template = self.source_hash.partition(".")

@@ -27,7 +27,6 @@ from shared.readers import reads_everything
 from shared.request import RequestContext
 from shared.selection.limits import Limits
 from shared.selection.selector import PairedChunk, Selector
-from shared.sharing import SharingScopes
 
 log = logging.getLogger(__name__)
 
@@ -97,19 +96,12 @@ class Chains:
     whether the auxiliary's KV can stand behind anything."""
 
     def __init__(
-        self,
-        selector: Selector,
-        template: str,
-        tokenizers: WorkerThread,
-        store: ChainStore | None,
-        scopes: SharingScopes,
+        self, selector: Selector, template: str, tokenizers: WorkerThread, store: ChainStore | None
     ) -> None:
-        """``template``: the primary's, of chunks. ``tokenizers``: the thread on which texts are read.
-        ``scopes``: who shares KV with whom."""
+        """``template``: the primary's, of chunks. ``tokenizers``: the thread on which texts are read."""
         auxiliary = selector.auxiliary
         spec, prefix_ids = auxiliary.scorer.spec, auxiliary.prompts.prefix_ids
         self._selector, self._template, self._tokenizers, self._store = selector, template, tokenizers, store
-        self._scopes = scopes
         self._of = (auxiliary.scorer.fingerprint, prefix_ids)
         self.possible = auxiliary.scorer.chains
         self.limits = Limits(spec.vocab_size, spec.sight, len(prefix_ids))
@@ -147,11 +139,10 @@ class Chains:
         """``ids``: the auxiliary's."""
         if not ids:
             return Chunk("", ())
-        of = (self._scopes.owner(tenant), *self._of, ids)
-        isolated_id = chunk_identity(*of)
+        isolated_id = chunk_identity(tenant, *self._of, ids)
         if not front.last_id:
             return Chunk(isolated_id, ids, isolated_id=isolated_id)
-        return Chunk(chunk_identity(*of, front.last_id), ids, front.last_id, isolated_id)
+        return Chunk(chunk_identity(tenant, *self._of, ids, front.last_id), ids, front.last_id, isolated_id)
 
     async def _stored(self, ctx: RequestContext, turn: Turn, parent_id: str) -> Known | None:
         """What ends with ``parent_id``, by the manifest of a document."""

@@ -12,7 +12,6 @@ from shared.engine_config import GIB
 from shared.limits import RequestLimits
 from shared.principals.config import AuthConfig
 from shared.prompt_config import PromptConfig
-from shared.sharing import SharingScopes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class SelectorConfig:
     memory, too; 0: never.
     kv_store: the application that keeps auxiliary KV; empty: none, it is computed here and forgotten with the
     process.
-    prompt: of the primary; filled in from the shared section, as limits, auth and sharing_scopes are.
+    prompt: of the primary; filled in from the shared section, as limits and auth are.
     """
 
     model: str = ""
@@ -48,7 +47,6 @@ class SelectorConfig:
     max_waiting: int = 64
     forget_deleted_s: float = 60.0
     kv_store: str = "kv_store"
-    sharing_scopes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     prompt: PromptConfig = field(default_factory=PromptConfig)
     limits: RequestLimits = field(default_factory=RequestLimits)
     auth: AuthConfig = field(default_factory=AuthConfig)
@@ -58,6 +56,5 @@ class SelectorConfig:
     def __post_init__(self) -> None:
         check_least(self, 1, "resident_bytes", "loader_threads", "max_chunks", "max_questions", "max_waiting")
         check_least(self, 0, "threads", "forget_deleted_s")
-        SharingScopes(self.sharing_scopes)
         if not 0 <= self.resident_floor <= 1:  # False for NaN
             raise ValueError(f"resident_floor: must be from 0 to 1, got {self.resident_floor}")

@@ -32,7 +32,6 @@ from shared.selection.auxiliary import Auxiliary
 from shared.selection.grouping import num_asked
 from shared.selection.selector import PairedChunk, Selection, Selector, is_open
 from shared.selection.spans import SpanTokenizer
-from shared.sharing import SharingScopes
 from shared.tracing.names import NUM_CHUNKS, NUM_ENCODED, NUM_LOADED, NUM_QUESTIONS
 from shared.tracing.spans import span
 
@@ -58,10 +57,7 @@ class SelectorService:
         # A thread each: texts are tokenized while the model computes for somebody else.
         self._tokenizers = WorkerThread("tokenize", config.max_waiting)
         self._model = WorkerThread("auxiliary", config.max_waiting)
-        self._chains = Chains(
-            *(self._selector, primary.template.chunk, self._tokenizers, store),
-            SharingScopes(config.sharing_scopes),
-        )
+        self._chains = Chains(self._selector, primary.template.chunk, self._tokenizers, store)
         self.kv = AuxiliaryKv(
             auxiliary.scorer,
             auxiliary.prompts.prefix_ids,

@@ -53,9 +53,8 @@ def test_those_that_name_chunks_are_told_and_nobody_else() -> None:
     config = load_quilt(values, {}, resolve=str)
     told = {"finance": ("acme", "beta")}
     assert config.kv_store.sharing_scopes == config.generator.sharing_scopes == told
-    assert config.selector.sharing_scopes == told
     applications = serve_config(values, config)["applications"]
     assert {app["name"] for app in applications if "sharing_scopes" in app["args"]} == {
-        *("kv_store", "generator", "selector")
+        *("kv_store", "generator")
     }
     assert load_quilt({}, {}, resolve=str).generator.sharing_scopes == {}

@@ -12,7 +12,6 @@ from hashlib import blake2b
 from services.kv_store.documents.manifest_json import decode
 from shared.errors import NewerFormat
 from shared.generation.described import MadeFor
-from shared.identity import kv_owner
 from shared.kv_format import SealKeys
 from shared.kv_types import AlikeDocuments, Manifest
 from shared.principals.principal import Principal
@@ -37,10 +36,6 @@ class Document:
     made_for: MadeFor | None = None
     readers: Readers = EVERYBODY
     sections: tuple[tuple[Readers, frozenset[str]], ...] = ()
-
-    @property
-    def kv_owner(self) -> str:
-        return kv_owner(self.tenant, self.made_for.kv_scope if self.made_for else "")
 
     @property
     def key(self) -> Key:

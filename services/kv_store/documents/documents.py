@@ -227,11 +227,15 @@ class Documents:
             ]
 
     def of_others(self, manifest: Manifest) -> set[str]:
-        """What the manifest names, but documents of tenants have that its own shares nothing with: whoever
-        refers to KV may read it."""
-        named = {*manifest.kv_ids, *(chunk.parent_id for chunk in manifest.chunks if chunk.parent_id)}
+        """Ids that the manifest names and documents of other tenants have, but for those that follow from its
+        own token ids, which tenants of one scope may have in common: whoever refers to KV may read it."""
         with self._reading:
-            return {i for i in named if any(d.kv_owner != manifest.kv_owner for d in self._catalog.having(i))}
+            foreign = {
+                kv_id
+                for kv_id in manifest.kv_ids
+                if any(document.tenant != manifest.tenant for document in self._catalog.having(kv_id))
+            }
+        return foreign and foreign - manifest.derived_ids
 
     def page(
         self,

@@ -269,7 +269,8 @@ class Agent:
             await self._check_identity(ctx, staged, chunk_id, origin)
 
     async def _check_identity(self, ctx: RequestContext, staged: Path, chunk_id: str, origin: Origin) -> None:
-        await asyncio.to_thread(check_identity, staged, chunk_id, self._scopes.owner(ctx.tenant), origin)
+        owners = (self._scopes.owner(ctx.tenant), ctx.tenant)  # auxiliary KV is the tenant's own
+        await asyncio.to_thread(check_identity, staged, chunk_id, owners, origin)
 
     def _check_node(self, node_id: str) -> None:
         if node_id not in ("", self._neighbours.node_id):

@@ -214,3 +214,8 @@ def _check_manifest(ctx: RequestContext, manifest: Manifest, scope: str) -> None
         "manifest.sections", checked_readers("manifest.readers", manifest.readers), manifest.sections
     )
     check_chunk_ids(manifest.kv_ids)
+    parents = {chunk.parent_id for chunk in manifest.chunks} - {"", *(c.chunk_id for c in manifest.chunks)}
+    if parents and parents - manifest.derived_ids:
+        raise InvalidRequest(
+            "manifest.chunks: a parent_id is neither a chunk's nor a header's of the document"
+        )

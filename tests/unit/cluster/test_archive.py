@@ -120,7 +120,7 @@ class Store:
         assert len(data) == size_bytes
         self.path(chunk_id).write_bytes(data)
         assert origin is not None
-        check_identity(self.path(chunk_id), chunk_id, self.scopes.owner(ctx.tenant), origin)
+        check_identity(self.path(chunk_id), chunk_id, [self.scopes.owner(ctx.tenant)], origin)
         assert verify_chunk(self.path(chunk_id)).header.chunk_id == chunk_id
         self.puts.append(chunk_id)
         return False

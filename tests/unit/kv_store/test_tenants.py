@@ -13,8 +13,8 @@ import pytest
 from services.kv_store.node.agent import Agent
 from services.kv_store.node.cluster_store import ClusterStore
 from shared.errors import FailedPrecondition, InvalidRequest, KvquiltError
-from shared.identity import kv_owner
-from shared.kv_types import Manifest, ManifestChunk
+from shared.identity import chunk_identity, kv_owner
+from shared.kv_types import Manifest, ManifestChunk, Origin
 from shared.principals.principal import Principal, Role
 from shared.request import RequestContext
 from tests.kv_chunks import chunk_bytes, chunk_id_of, origin_of
@@ -24,7 +24,10 @@ from tests.unit.kv_store.disks import QuickDisk
 SCOPES = {"shared": ("acme", "partner")}
 OWN = {name: chunk_id_of(5, kv_owner(name)) for name in ("other", "victim")}
 THEIRS, ABSENT, SECOND = OWN["victim"], chunk_id_of(6, "victim"), chunk_id_of(7, "victim")
-A, B = (chunk_id_of(n, kv_owner("acme", "shared")) for n in range(2))
+IDS, OF = (7, 8, 9), (kv_owner("acme", "shared"), "f" * 32, (1, 2))
+A = chunk_identity(*OF, IDS)
+B = chunk_identity(*OF, IDS, A)
+CHUNKS = {A: ManifestChunk(A, IDS), B: ManifestChunk(B, IDS, parent_id=A)}
 
 
 def by(tenant: str, *groups: str) -> RequestContext:
@@ -35,8 +38,14 @@ def by(tenant: str, *groups: str) -> RequestContext:
 
 def document(tenant: str, document_id: str, *chunk_ids: str) -> Manifest:
     scope = "shared" if tenant in SCOPES["shared"] else ""
-    chunks = tuple(ManifestChunk(chunk_id, (1,)) for chunk_id in chunk_ids)
-    return Manifest(tenant, "books", document_id, chunks=chunks, kv_scope=scope)
+    chunks = tuple(CHUNKS.get(chunk_id, ManifestChunk(chunk_id, (1,))) for chunk_id in chunk_ids)
+    return Manifest(
+        *(tenant, "books", document_id),
+        model_fingerprint=OF[1],
+        prefix_ids=OF[2],
+        chunks=chunks,
+        kv_scope=scope,
+    )
 
 
 def with_auxiliary(auxiliary_id: str) -> ManifestChunk:
@@ -45,7 +54,8 @@ def with_auxiliary(auxiliary_id: str) -> ManifestChunk:
 
 async def put(store: ClusterStore, ctx: RequestContext, chunk_id: str) -> bool:
     data = chunk_bytes(chunk_id)
-    return await store.put(ctx, chunk_id, len(data), in_pieces(data), origin_of(chunk_id))
+    origin = Origin(OF[2], CHUNKS[chunk_id].parent_id) if chunk_id in CHUNKS else origin_of(chunk_id)
+    return await store.put(ctx, chunk_id, len(data), in_pieces(data), origin)
 
 
 @pytest.fixture
@@ -128,10 +138,11 @@ async def test_what_stands_behind_another_tenants_chunk_is_not_told(store: Clust
     await store.put_manifest(by("victim"), replace(document("victim", "chained"), chunks=chunks))
     assert (await store.chain(by("victim"), THEIRS)) is not None
     assert (await store.chain(by("other"), THEIRS)) is None
-    mine = (ManifestChunk(OWN["other"], (1,), parent_id=THEIRS),)
     await put(store, by("other"), OWN["other"])
-    with pytest.raises(FailedPrecondition, match="1 of 1 chunks of the document are not stored"):
-        await store.put_manifest(by("other"), replace(document("other", "mine"), chunks=mine))
+    for parent_id in (THEIRS, ABSENT):
+        mine = (ManifestChunk(OWN["other"], (1,), parent_id=parent_id),)
+        with pytest.raises(InvalidRequest, match="a parent_id is neither a chunk's nor a header's"):
+            await store.put_manifest(by("other"), replace(document("other", "mine"), chunks=mine))
 
 
 async def test_in_a_scope_kv_is_stored_once_and_stays_until_nobody_needs_it(
@@ -169,6 +180,26 @@ async def test_in_a_scope_documents_are_each_tenants_own(store: ClusterStore) ->
     assert (await store.manifest_page(partner, "books")).manifests == ()
     assert await store.readable(partner, [A]) == []
     assert await store.count_documents(partner) == []
+
+
+async def test_in_a_scope_nobody_gets_at_text_by_naming_its_chunk(store: ClusterStore) -> None:
+    acme, partner = by("acme"), by("partner")
+    for chunk_id in (A, B):
+        await put(store, acme, chunk_id)
+    await store.put_manifest(acme, document("acme", "1", A, B))
+    mine = document("partner", "9", A)
+    for named in (
+        lambda i: ManifestChunk(i, (7, 8)),
+        lambda i: ManifestChunk(i, (7, 8), parent_id=A),
+        lambda i: ManifestChunk(A, IDS, auxiliary_id=i),
+    ):
+        manifests = [replace(mine, chunks=(*mine.chunks, named(i))) for i in (B, "0" * 40)]
+        with pytest.raises(FailedPrecondition, match="1 of 2 chunks of the document are not stored"):
+            await store.put_manifest(partner, manifests[0])
+        answers = [await told(store.put_manifest(partner, m)) for m in manifests]
+        assert answers[0] == answers[1]
+    await store.put_manifest(partner, document("partner", "9", A, B))  # who has its text, has its tokens
+    assert await store.readable(partner, [A, B]) == [A, B]
 
 
 async def test_a_scope_is_its_tenants_alone(store: ClusterStore) -> None:

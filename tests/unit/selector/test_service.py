@@ -232,17 +232,6 @@ class TestKv:
         token_ids = engine_auxiliary().tokenizer.tokenize(PASSAGES[0]).token_ids
         assert ours.auxiliary_id == chunk_identity("a", scorer.fingerprint, prefix_ids, token_ids)
 
-    async def test_is_a_scopes_where_tenants_share(self, store: DirectoryStore) -> None:
-        async with selecting(store, sharing_scopes={"shared": ("a", "c")}) as service:
-            (ours,) = await encode(service, PASSAGES[:1], "a")
-            (same,) = await encode(service, PASSAGES[:1], "c")
-            assert (same.auxiliary_id, same.existed) == (ours.auxiliary_id, True)
-            (theirs,) = await encode(service, PASSAGES[:1], "b")
-            assert (theirs.auxiliary_id == ours.auxiliary_id, theirs.existed) == (False, False)
-            for tenant, num_encoded in (("c", 2), ("shared", 3)):
-                await select(service, PASSAGES[:1], ctx=context(tenant))
-                assert service.kv.counts.encoded == num_encoded
-
     async def test_of_a_chunk_without_a_token_is_none(self, store: DirectoryStore) -> None:
         async with selecting(store) as service:
             (encoded,) = await encode(service, [""])
