@@ -30,7 +30,7 @@ def encode(manifest: Manifest, keys: SealKeys | None = None) -> bytes:
     """``keys``: it is sealed with the current one."""
     fields, version = asdict(manifest), VERSION
     if manifest.readers or manifest.sections:  # which an earlier version would show to everybody
-        return seal({"version": version, "manifest": fields})
+        return seal({"version": version, "manifest": fields}, keys)
     del fields["readers"], fields["sections"]
     version = _WITHOUT_READERS
     if not manifest.kv_context:
