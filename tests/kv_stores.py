@@ -109,6 +109,7 @@ def config_in(
     fetch: FetchConfig | None = None,
     prefer_peers: bool = False,
     quotas: QuotaConfig | None = None,
+    resident_floor: float = 0.1,
 ) -> KvStoreConfig:
     """``memory_bytes`` None: no tier in memory."""
     return KvStoreConfig(
@@ -119,6 +120,7 @@ def config_in(
         fetch=fetch or FetchConfig(),
         prefer_peers=prefer_peers,
         quotas=quotas or QuotaConfig(),
+        resident_floor=resident_floor,
     )
 
 
