@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.identity import digest, ids_hash
+from shared.kv_buffers import ITEM_SIZES, PACKED_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,14 @@ class ModelDescription:
     eos_ids: tuple[int, ...]
     kv_encoding: str = ""
     prompt: str = ""
+
+    @property
+    def least_stored_bytes_per_token(self) -> int:
+        """What files of new KV take, without their headers and ranges."""
+        packed = PACKED_BITS.get(self.kv_encoding)
+        if packed is None:
+            return self.kv_bytes_per_token
+        return self.kv_bytes_per_token * packed // (8 * ITEM_SIZES[self.dtype])
 
     @property
     def made_for(self) -> MadeFor:

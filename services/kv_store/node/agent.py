@@ -12,7 +12,7 @@ from pathlib import Path
 
 from services.kv_store.documents.documents import Documents
 from services.kv_store.documents.manifest_scrub import damage_detail
-from services.kv_store.documents.quotas import QuotaConfig
+from services.kv_store.documents.quotas import Quotas
 from services.kv_store.fetching.flight import Flights
 from services.kv_store.fetching.nodes import Neighbours, Nodes
 from services.kv_store.fetching.sources import PeerSearch
@@ -51,7 +51,7 @@ class Agent:
         nodes: Nodes,
         flights: Flights,
         location: str,
-        quotas: QuotaConfig,
+        quotas: Quotas,
         stale_staging_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -66,6 +66,7 @@ class Agent:
         self.pin, self.list_pins = upkeep.pin, upkeep.list_pins
         self.list_pinned_chunks, self.follow_pins = upkeep.list_pinned_chunks, upkeep.follow_pins
         self.delete, self.put_manifest = home.delete, home.put_manifest
+        self.check_quota = home.check_quota
         self.get_manifest, self.manifest_page = home.get_manifest, home.manifest_page
         self.delete_manifest, self.count_documents = home.delete_manifest, home.count_documents
         self.chain, self.readable = home.chain, home.readable
