@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from cluster.config import SECTIONS, load_quilt
+from cluster.config import load_quilt
+from cluster.models.settings import SECTIONS
 from protos.kvquilt.v1.common_pb2 import RequestMeta
 from shared.errors import ConfigError, InvalidRequest, PermissionDenied, Unauthenticated, Unavailable
 from shared.principals.callers import (
