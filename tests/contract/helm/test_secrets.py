@@ -85,6 +85,8 @@ def test_services_know_each_other_by_a_random_secret(helm: Helm, tmp_path: Path)
         for _ in range(2)
     )
     assert first != second
+    secret = only(helm.render(profile("single-gpu")), "Secret", "-installation")
+    assert secret["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}, "it seals what is stored"
     (tmp_path / "secret").write_bytes(base64.b64decode(first))
     signer_of(tmp_path / "secret")
 
