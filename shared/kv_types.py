@@ -196,6 +196,11 @@ class Manifest:
         return MadeFor(self.model_fingerprint, prefix, template, self.kv_context, self.kv_scope)
 
     @property
+    def source(self) -> str:
+        """Hash of what it was made of, whatever settings made it; empty: not known."""
+        return self.source_hash.split(".")[0].rpartition("-")[0]
+
+    @property
     def kv_ids(self) -> tuple[str, ...]:
         """Each chunk of KV that it refers to, the auxiliary's included, once."""
         auxiliaries = (c.auxiliary_id for c in self.chunks if c.auxiliary_id)

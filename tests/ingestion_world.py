@@ -17,7 +17,7 @@ from services.ingestion.recipe import Parse, Recipe
 from services.ingestion.service import IngestionService
 from services.ingestion.upsert import DocumentStore
 from shared.documents import SourceDocument, Stage, UpsertProgress
-from shared.errors import FailedPrecondition, KvquiltError, NotFound
+from shared.errors import FailedPrecondition, KvquiltError, NotFound, StorageFull
 from shared.generation.described import ModelDescription, PrefilledChunk
 from shared.generation.pieces import Conditioned, Piece, ids_of
 from shared.generation.selection import AuxiliaryDescription, EncodedChunk, SelectionChunk
@@ -123,6 +123,7 @@ class World:
     num_prefilled: int = 0
     step: Callable[[str], None] = lambda name: None
     page_size: int = 2
+    quota_bytes: float = float("inf")
     first_pause_s: float = 0.0
     kv_context: KvContext = KvContext.DOCUMENT
     scopes: SharingScopes = field(default_factory=SharingScopes)
@@ -195,6 +196,12 @@ class World:
         removed = self._drop_unreferenced(old)
         self._effect("manifest_put")
         return removed
+
+    async def check_quota(self, ctx: RequestContext, manifest: Manifest, bytes_per_token: int) -> None:
+        self._effect("check_quota")
+        num_tokens = sum(len(c.token_ids) for c in manifest.chunks if c.chunk_id not in self.kv)
+        if num_tokens * bytes_per_token > self.quota_bytes:
+            raise StorageFull(f"more than the {self.quota_bytes} bytes that are allowed")
 
     async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
         self._effect("get_manifest")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.identity import digest, ids_hash
+from shared.kv_buffers import ITEM_SIZES, PACKED_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,14 @@ class ModelDescription:
     kv_encoding: str = ""
     prompt: str = ""
     kv_scope: str = ""
+
+    @property
+    def least_stored_bytes_per_token(self) -> int:
+        """What files of new KV take, without their headers and ranges."""
+        packed = PACKED_BITS.get(self.kv_encoding)
+        if packed is None:
+            return self.kv_bytes_per_token
+        return self.kv_bytes_per_token * packed // (8 * ITEM_SIZES[self.dtype])
 
     @property
     def made_for(self) -> MadeFor:

@@ -79,6 +79,8 @@ async def test_what_one_tenant_asked_is_cached_for_him_and_not_for_another(serve
         first.recomputed_tokens,
         first.loaded_tokens,
     ), "the other is told what the first one was told at first"
+    store: DirectoryStore = served.store  # type: ignore[attr-defined]
+    assert {tenant for tenant, _ in store.asked_for} == {"acme", "other"}, "whose floor it counts for"
 
 
 async def test_what_one_tenant_prefilled_does_not_exist_for_another(served: Served) -> None:

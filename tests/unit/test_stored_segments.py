@@ -479,6 +479,17 @@ class TestArrivingChunks:
         assert ours.open({CHUNK: len(IDS)}) == {}
         assert store.path_of(CHUNK).read_bytes() == newer
 
+    @pytest.mark.parametrize("encoding", ["", "int8"])
+    def test_the_store_is_told_whose_chunks_it_is_asked_for(
+        self, store: DirectoryStore, loop: asyncio.AbstractEventLoop, encoding: str
+    ) -> None:
+        ours = source(store, loop)
+        ours.save(computed(*kv(), replace=False, write_back=False))
+        for segment in ours.open({CHUNK: len(IDS)}, encoding, tenant="acme").values():
+            segment.close()
+        ours.prefetch([CHUNK], "acme")
+        assert set(store.asked_for) == {("acme", CHUNK)}
+
 
 class TestChains:
     OF = ("tenant", SHAPE.model_fingerprint, PREFIX)

@@ -164,6 +164,20 @@ class PutManifestResponse(_message.Message):
     deleted_chunk_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, deleted_chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class CheckQuotaRequest(_message.Message):
+    __slots__ = ("meta", "manifest", "bytes_per_token")
+    META_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    manifest: Manifest
+    bytes_per_token: int
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., bytes_per_token: _Optional[int] = ...) -> None: ...
+
+class CheckQuotaResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class GetManifestRequest(_message.Message):
     __slots__ = ("meta", "collection", "document_id")
     META_FIELD_NUMBER: _ClassVar[int]

@@ -28,9 +28,9 @@ from services.kv_store.blobs.reserve import Reserve
 from services.kv_store.documents.catalog import Catalog, Document, Removal, name_of
 from services.kv_store.documents.manifest_copies import ManifestCopies
 from services.kv_store.documents.manifest_files import ManifestFiles
-from services.kv_store.documents.manifest_json import decode, encode, is_damaged
+from services.kv_store.documents.manifest_json import decode, decode_stored, encode, is_damaged
 from services.kv_store.documents.manifest_mirror import ManifestMirror
-from services.kv_store.documents.manifest_scrub import damage_detail, look_at_both
+from services.kv_store.documents.manifest_scrub import damage_detail, foreign_detail, look_at_both
 from services.kv_store.documents.sealed_json import key_id_of
 from shared.errors import (
     CorruptData,
@@ -106,6 +106,12 @@ class Documents:
         """Documents of which no whole manifest is left, as far as is known. Does not block."""
         return len(self._catalog.damaged)
 
+    @property
+    def num_foreign(self) -> int:
+        """Documents that cannot be read here: of a later version, or sealed with a secret that is not here.
+        Does not block."""
+        return len(self._catalog.newer)
+
     def check_known(self) -> None:
         """
         Raises:
@@ -156,9 +162,9 @@ class Documents:
         with self._change(removal.name):
             self._manifests.remove(removal.name)
 
-    def put(self, manifest: Manifest) -> Removal | None:
-        """Stores a document in one step; what it replaced is pending. Until it is replaced, its chunks count
-        as referenced.
+    def put(self, manifest: Manifest, stored_by: str = "") -> Removal | None:
+        """Stores a document in one step, as that of the principal ``stored_by``; what it replaced is pending.
+        Until it is replaced, its chunks count as referenced.
 
         Raises:
             InvalidRequest: a name or the id is not allowed.
@@ -167,7 +173,7 @@ class Documents:
         if not 0 < len(manifest.document_id) <= LONGEST_DOCUMENT_ID:
             raise InvalidRequest(f"manifest.document_id: must have 1 to {LONGEST_DOCUMENT_ID} characters")
         name = name_of((manifest.tenant, manifest.collection, manifest.document_id))
-        data = encode(manifest, self._keys)
+        data = encode(manifest, self._keys, stored_by)
         with self._change(name):
             removal = self._note_removal(name)
             self._manifests.put(name, data)
@@ -316,7 +322,8 @@ class Documents:
                 with self._change(name):
                     data = self._files.read(name)
                     if data is not None and not is_damaged(data, keys):
-                        self._manifests.put(name, encode(decode(data, keys), keys))
+                        manifest, stored_by = decode_stored(data, keys)
+                        self._manifests.put(name, encode(manifest, keys, stored_by))
                 num_sealed += 1
             else:
                 num_unsealed += 1
@@ -373,7 +380,7 @@ class Documents:
         with storing(), self._changing:
             self.sync()
             if name in self._catalog.newer:
-                raise NewerFormat("a later version of kvquilt stored this document; update kvquilt here")
+                raise NewerFormat(foreign_detail("this document was"))
             try:
                 yield
             except BaseException:

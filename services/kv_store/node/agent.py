@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 
 from services.kv_store.documents.documents import Documents
-from services.kv_store.documents.manifest_scrub import damage_detail
-from services.kv_store.documents.quotas import QuotaConfig
+from services.kv_store.documents.manifest_scrub import damage_detail, foreign_detail
+from services.kv_store.documents.quotas import Quotas
 from services.kv_store.fetching.flight import Flights
 from services.kv_store.fetching.nodes import Neighbours, Nodes
 from services.kv_store.fetching.sources import PeerSearch
@@ -52,7 +52,7 @@ class Agent:
         nodes: Nodes,
         flights: Flights,
         location: str,
-        quotas: QuotaConfig,
+        quotas: Quotas,
         stale_staging_s: float,
         clock: Callable[[], float],
         scopes: SharingScopes,
@@ -69,6 +69,7 @@ class Agent:
         self.pin, self.list_pins = upkeep.pin, upkeep.list_pins
         self.list_pinned_chunks, self.follow_pins = upkeep.list_pinned_chunks, upkeep.follow_pins
         self.delete, self.put_manifest = home.delete, home.put_manifest
+        self.check_quota = home.check_quota
         self.get_manifest, self.manifest_page = home.get_manifest, home.manifest_page
         self.delete_manifest, self.count_documents = home.delete_manifest, home.count_documents
         self.chain, self.readable = home.chain, home.readable
@@ -203,6 +204,8 @@ class Agent:
             details.append(failure.detail)
         if num_damaged := self._documents.num_damaged:
             details.append(damage_detail(num_damaged))
+        if num_foreign := self._documents.num_foreign:
+            details.append(foreign_detail(f"{num_foreign} documents were"))
         if self._upkeep.pins_damaged:
             details.append("the list of pins is damaged, so nothing is pinned; pin again what should be")
         # what an outage takes away comes back by itself

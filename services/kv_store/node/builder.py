@@ -14,6 +14,7 @@ from typing import Protocol
 from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.config import KvStoreConfig
 from services.kv_store.documents.documents import Documents
+from services.kv_store.documents.quotas import Quotas
 from services.kv_store.fetching.flight import FlightReader, Flights, ReadChunk
 from services.kv_store.fetching.nodes import Nodes
 from services.kv_store.node.agent import Agent
@@ -75,7 +76,7 @@ def build_node(
         nodes,
         flights or FlightReader(),
         streaming.location,
-        config.quotas,
+        Quotas(config.quotas, config.limits.per_principal),
         config.stale_staging_s,
         machine.clock,
         SharingScopes(config.sharing_scopes),

@@ -36,6 +36,7 @@ class ClusterStore:
     """A ``shared.kv_stores.Store`` and ``NodeFiles``. An empty node id means the home node."""
 
     put_manifest = _by_home(NodeAgent.put_manifest)
+    check_quota = _by_home(NodeAgent.check_quota)
     get_manifest = _by_home(NodeAgent.get_manifest)
     manifest_page = _by_home(NodeAgent.manifest_page)
     delete_manifest = _by_home(NodeAgent.delete_manifest)

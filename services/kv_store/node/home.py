@@ -10,8 +10,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from services.kv_store.documents.catalog import Removal
+from services.kv_store.documents.catalog import Document, Removal
 from services.kv_store.documents.documents import Documents, absent
+from services.kv_store.documents.quotas import storer_of
 from services.kv_store.fetching.nodes import Neighbours
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.tiers.chunk_names import check_chunk_ids
@@ -57,10 +58,18 @@ class HomeDocuments:
         self._neighbours.check_home()
         _check_manifest(ctx, manifest, self._scopes.of(ctx.tenant))
         async with self._catalog_lock:
-            await self._check_may_change(ctx, manifest.collection, manifest.document_id)
+            known = await self._changeable(ctx, manifest.collection, manifest.document_id)
             await self._check_stored(ctx, manifest)
-            await self._upkeep.check_quota(ctx, manifest)
-            return await self._finish(ctx, await asyncio.to_thread(self._documents.put, manifest))
+            stored_by = storer_of(known, manifest, ctx.principal)
+            await self._upkeep.check_quota(ctx, manifest, stored_by)
+            return await self._finish(ctx, await asyncio.to_thread(self._documents.put, manifest, stored_by))
+
+    async def check_quota(self, ctx: RequestContext, manifest: Manifest, bytes_per_token: int) -> None:
+        self._neighbours.check_home()
+        _check_manifest(ctx, manifest)
+        known = await self._changeable(ctx, manifest.collection, manifest.document_id)
+        stored_by = storer_of(known, manifest, ctx.principal)
+        await self._upkeep.check_quota(ctx, manifest, stored_by, bytes_per_token)
 
     async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
         self._neighbours.check_home()
@@ -112,7 +121,7 @@ class HomeDocuments:
             known = await asyncio.to_thread(self._documents.find, ctx.tenant, collection, document_id)
             if known is not None and not known.readable_by(ctx.principal):
                 raise absent(collection, document_id)
-            await self._check_may_change(ctx, collection, document_id)
+            await self._changeable(ctx, collection, document_id)
             return await self._finish(
                 ctx, await asyncio.to_thread(self._documents.remove, ctx.tenant, collection, document_id)
             )
@@ -131,10 +140,16 @@ class HomeDocuments:
             )
         return DeletedChunks(tuple(deleted), tuple(referenced))
 
-    async def _check_may_change(self, ctx: RequestContext, collection: str, document_id: str) -> None:
+    async def _changeable(self, ctx: RequestContext, collection: str, document_id: str) -> Document | None:
+        """What is stored under that name; None: nothing.
+
+        Raises:
+            DocumentTaken: the caller may not change it.
+        """
         known = await asyncio.to_thread(self._documents.find, ctx.tenant, collection, document_id)
         if known is not None and not known.wholly_readable_by(ctx.principal):
             raise taken(document_id)
+        return known
 
     async def _check_stored(self, ctx: RequestContext, manifest: Manifest) -> None:
         """What is there, but another tenant's, is told like what is not there."""

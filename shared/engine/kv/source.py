@@ -68,10 +68,10 @@ class SegmentSource(Protocol):
     chunk's sake: a chunk that cannot be had is absent."""
 
     def open(
-        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = ""
+        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = "", tenant: str = ""
     ) -> Mapping[str, StoredSegment]:
         """The stored ones of these chunks (id → number of tokens). Absent ones are left out. ``traceparent``:
-        of the request that they are for, if it is traced.
+        of the request that they are for, if it is traced. ``tenant``: whose request it is.
 
         ``encoding`` not empty: they are to be stored in that one. What is stored otherwise is converted if
         nothing was lost when it was stored; else it raises ``CorruptData`` when read.
@@ -91,7 +91,7 @@ class SegmentSource(Protocol):
         so that it can be computed as it was; None: nobody knows them any more."""
         ...
 
-    def prefetch(self, chunk_ids: Sequence[str]) -> None:
+    def prefetch(self, chunk_ids: Sequence[str], tenant: str = "") -> None:
         """These will be opened soon: brings them nearer, if it can. Need not wait for that."""
         ...
 
@@ -108,7 +108,7 @@ class NoSource:
     """Stores nothing, has nothing: the engine as a plain library."""
 
     def open(
-        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = ""
+        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = "", tenant: str = ""
     ) -> Mapping[str, StoredSegment]:
         return {}
 
@@ -118,7 +118,7 @@ class NoSource:
     def chain(self, chunk: Chunk, tenant: str) -> Sequence[Chunk] | None:
         return None
 
-    def prefetch(self, chunk_ids: Sequence[str]) -> None:
+    def prefetch(self, chunk_ids: Sequence[str], tenant: str = "") -> None:
         pass
 
     def save(self, chunk: ComputedChunk) -> None:

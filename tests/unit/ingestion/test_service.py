@@ -41,6 +41,7 @@ LONG = " ".join(f"Sentence number {i} has some words in it." for i in range(12))
 STEPS = [
     "describe",
     "manifest_page",
+    "check_quota",
     "prefill",
     "prefilled",
     "put_manifest",

@@ -8,7 +8,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kv_store.documents.manifest_json import VERSION, decode, encode
+from services.kv_store.documents.manifest_json import VERSION, decode, decode_stored, encode
 from shared.errors import NewerFormat
 from shared.kv_format import SealKey, SealKeys
 from shared.kv_types import Manifest, ManifestChunk
@@ -77,6 +77,17 @@ def test_without_chains_or_auxiliary_kv_an_older_version_can_read_it() -> None:
     written = json.loads(encode(DOCUMENT))
     assert written["version"] == 2
     assert "auxiliary" not in str(written)
+
+
+def test_who_stored_it_is_beside_it_where_an_earlier_version_does_not_look() -> None:
+    for document in (DOCUMENT, ENCODED, replace(DOCUMENT, readers=("hr",))):
+        data = encode(document, stored_by="key/anna")
+        assert decode_stored(data) == (document, "key/anna")
+        written, before = json.loads(data), json.loads(encode(document))
+        del written["stored_by"]
+        assert (written["version"], written["manifest"]) == (before["version"], before["manifest"])
+        assert decode_stored(encode(document)) == (document, "")
+        assert "stored_by" not in before
 
 
 def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
