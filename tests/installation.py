@@ -38,7 +38,7 @@ from services.retrieval.service import RetrievalService
 from shared.clients import generation, ingest, kv_store, rag, retrieval
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.kv_types import KvContext
-from shared.principals.callers import callers_of
+from shared.principals.authentication import callers_of
 from shared.principals.config import AuthConfig, AuthMode
 from shared.principals.credentials import bearer
 from shared.principals.keys import KeyKind, KeyRecord, hash_of, id_of, new_key

@@ -66,7 +66,7 @@ class HomeDocuments:
 
     async def check_quota(self, ctx: RequestContext, manifest: Manifest, bytes_per_token: int) -> None:
         self._neighbours.check_home()
-        _check_manifest(ctx, manifest)
+        _check_manifest(ctx, manifest, self._scopes.of(ctx.tenant))
         known = await self._changeable(ctx, manifest.collection, manifest.document_id)
         stored_by = storer_of(known, manifest, ctx.principal)
         await self._upkeep.check_quota(ctx, manifest, stored_by, bytes_per_token)
