@@ -47,8 +47,8 @@ test: venv ## the whole test suite
 test-k8s: venv ## on the cluster of KUBECONFIG: install, ask, break, upgrade; docs/images.md has its settings
 	@$(BIN)/python -m pytest tests/k8s --capture=no --verbose --timeout=1800
 
-fuzz: venv ## damaged files at every parser: make fuzz SECONDS=3600 SEED=7
-	@$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
+fuzz: venv ## damaged files and calls at every parser and RPC: make fuzz SECONDS=3600 SEED=7 TARGET=grpc://127.0.0.1:9000
+	@$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(TARGET),--target $(TARGET))
 
 lint: venv ## style, types, import contracts
 	$(BIN)/ruff check .

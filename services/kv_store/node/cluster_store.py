@@ -168,6 +168,8 @@ class ClusterStore:
         """Node and facts of the stored ones, and how many nodes did not answer."""
         ids = check_chunk_ids(chunk_ids)
         answers, unreachable = await self._ask(lambda store: store.stat(ctx, ids))
+        if unreachable:
+            ctx.check_deadline("asking the nodes of the store")
         return {
             s.chunk_id: (node, s) for node, stats in answers.items() for s in stats if s.exists
         }, unreachable

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from services.kv_store.node.agent import Agent
 from services.kv_store.node.cluster_store import ClusterStore
-from shared.errors import FailedPrecondition, InvalidRequest, StorageFull, Unavailable
+from shared.errors import DeadlineExceeded, FailedPrecondition, InvalidRequest, StorageFull, Unavailable
 from shared.kv_types import Chain, Manifest, ManifestChunk, PeerCopy
 from shared.request import RequestContext
 from tests.kv_chunks import chunk_bytes, chunk_id_of
@@ -234,6 +235,18 @@ async def test_the_front_answers_for_the_nodes_that_it_can_reach(
     assert (await front.health(CTX)).ready is False
     with pytest.raises(Unavailable):
         await front.get_manifest(CTX, "books", "1")
+
+
+async def test_nodes_that_did_not_answer_before_the_deadline_are_not_said_to_be_away(
+    nodes: KnownNodes, agents: dict[str, Agent]
+) -> None:
+    front = ClusterStore(nodes, "home")
+    nodes.down = {"home", "far"}
+    late = replace(CTX, deadline_s=0.0)
+    for ctx, error in ((CTX, Unavailable), (late, DeadlineExceeded)):
+        for call in (front.stat(ctx, [A]), anext(front.get(ctx, A))):
+            with pytest.raises(error):
+                await call
 
 
 async def test_the_front_prefetches_to_the_nodes_whose_agents_report_readers(
