@@ -12,7 +12,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cluster.config import load_quilt, under
+from cluster.config import load_quilt
+from cluster.models.settings import under
 from shared.config import merge_env, to_dict
 
 if TYPE_CHECKING:

@@ -17,6 +17,15 @@ from typing import Any
 from cluster.addresses import ApplicationConfig, addresses_in
 from cluster.models.names import served_name
 from cluster.models.resolution import resolve_model
+from cluster.models.settings import (
+    SUITED,
+    located_adapters,
+    located_auxiliary,
+    located_packets,
+    model_settings,
+    own_adapter,
+    under,
+)
 from cluster.paths import DEMO_MODEL, default_data_dir
 from services.gateway.config import GatewayConfig
 from services.generator.config import GeneratorConfig
@@ -25,7 +34,7 @@ from services.kv_store.config import KvStoreConfig
 from services.retrieval.config import RetrievalConfig
 from services.selector.config import SelectorConfig
 from shared.audit import AuditConfig
-from shared.config import load, merge_env, read_yaml
+from shared.config import load, merge_env
 from shared.errors import ConfigError
 from shared.kv_types import KvContext
 from shared.limits import RequestLimits
@@ -37,16 +46,12 @@ from shared.tracing.config import TracingConfig
 
 DEFAULT_GRPC_PORT = 9000
 DEFAULT_HTTP_PORT = 8000
-SECTIONS = ("gateway", "ingestion", "retrieval", "kv_store", "generator", "selector")
-SUITED = (*SECTIONS, "prompt", "limits")
-"""What a model may bring settings for."""
 TRACES = "traces"
 """Where spans are kept, below the data directory."""
 PROMPTED = ("ingestion", "generator", "selector")
 """Those that make prompts of texts."""
 DEPLOYED = ("log", "metrics", "tracing")
 """Shared settings that stand in each service's ``deployment``."""
-MODEL_SETTINGS_FILE = "quilt.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +165,9 @@ def load_quilt(
     suited = model_settings(merged["model"])
     for section in SUITED:
         merged[section] = under(merged[section], {} if section in elsewhere else suited.get(section, {}))
-    merged["generator"] = under(_located_adapters(merged["generator"], Path.cwd()), merged["generator"])
-    merged["generator"] = under(merged["generator"], _own_adapter(merged["generator"], merged["model"]))
-    merged["prompt"] = under(_located_packets(merged["prompt"], Path.cwd()), merged["prompt"])
+    merged["generator"] = under(located_adapters(merged["generator"], Path.cwd()), merged["generator"])
+    merged["generator"] = under(merged["generator"], own_adapter(merged["generator"], merged["model"]))
+    merged["prompt"] = under(located_packets(merged["prompt"], Path.cwd()), merged["prompt"])
     load(PromptConfig, merged["prompt"], "prompt.")  # names the setting where it was written
     load(RequestLimits, merged["limits"], "limits.")
     load(MetricsConfig, merged.get("metrics") or {}, "metrics.")
@@ -178,65 +183,6 @@ def load_quilt(
     for section, shared in _shared_values(merged, addresses, served_name(named)).items():
         merged[section] = under(merged[section], shared)
     return load(QuiltConfig, merged)
-
-
-def model_settings(model: str) -> dict[str, dict[str, Any]]:
-    """Sections of the settings that suit the model. An auxiliary model, adapters and packets that are named
-    there may lie beside it.
-
-    Raises:
-        ConfigError: the model's file holds something else.
-    """
-    path = Path(model) / MODEL_SETTINGS_FILE
-    if not path.is_file():
-        return {}
-    settings = read_yaml(path.read_text(encoding="utf-8"), f"the model's {MODEL_SETTINGS_FILE}")
-    for section, values in settings.items():
-        if section not in SUITED or not isinstance(values, dict):
-            raise ConfigError(
-                f"the model's {MODEL_SETTINGS_FILE}: {section}: expected a section among {', '.join(SUITED)}"
-            )
-    auxiliary = settings.get("selector", {}).get("model")
-    if auxiliary and (beside := Path(model) / str(auxiliary)).is_dir():
-        settings["selector"]["model"] = str(beside.resolve())
-    if generator := settings.get("generator"):
-        settings["generator"] = under(_located_adapters(generator, Path(model)), generator)
-    if prompt := settings.get("prompt"):
-        settings["prompt"] = under(_located_packets(prompt, Path(model)), prompt)
-    return settings
-
-
-def located_auxiliary(named: str, model: str) -> str:
-    """The whole path of an auxiliary model that lies in the model's directory; else ``named`` as it is. A
-    directory of that name where the command runs is stronger."""
-    beside = Path(model) / named
-    return str(beside.resolve()) if named and not Path(named).is_dir() and beside.is_dir() else named
-
-
-def _located_adapters(generator: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Settings with whole paths of the adapters whose directories lie in ``folder``."""
-    engine = generator.get("engine")
-    adapters = engine.get("adapters") if isinstance(engine, Mapping) else None
-    if not isinstance(adapters, Mapping):
-        return {}
-    places = {name: folder / Path(str(directory)).expanduser() for name, directory in adapters.items()}
-    found = {name: str(place.resolve()) for name, place in places.items() if place.is_dir()}
-    return {"engine": {"adapters": found}}
-
-
-def _own_adapter(generator: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Settings with the adapter that ``generator.adapter`` names and that lies in ``adapters`` beside the
-    model."""
-    name = generator.get("adapter")
-    place = Path(model) / "adapters" / str(name)
-    return {"engine": {"adapters": {name: str(place)}}} if name and place.is_dir() else {}
-
-
-def _located_packets(prompt: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Settings with the whole path of packets whose directory lies in ``folder``."""
-    named = prompt.get("packets")
-    place = folder / Path(str(named)).expanduser()
-    return {"packets": str(place.resolve())} if named and place.is_dir() else {}
 
 
 def _shared_values(
@@ -295,16 +241,3 @@ def _audit_values(merged: Mapping[str, Any]) -> dict[str, Any]:
     values = under(given, {"directory": str(Path(merged["data_dir"]) / "audit")})
     load(AuditConfig, values, "audit.")
     return values
-
-
-def under(given: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
-    """``given`` where it says something, ``shared`` elsewhere; sections are merged. A section does not hide
-    what is none in its place: whoever reads the settings refuses that."""
-    result = dict(shared)
-    for key, value in given.items():
-        below = result.get(key)
-        if isinstance(value, Mapping) and below is not None:
-            result[key] = under(value, below) if isinstance(below, Mapping) else below
-        else:
-            result[key] = value
-    return result

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescriptor
 
 from cluster.compose import SERVICERS
-from cluster.config import SECTIONS, QuiltConfig
+from cluster.config import QuiltConfig
+from cluster.models.settings import SECTIONS
 from services.ingestion.checks import MAX_ID_LEN
 from services.ingestion.config import ParsingConfig
 from services.retrieval.asked import MAX_QUERIES

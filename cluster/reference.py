@@ -10,7 +10,8 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from cluster.config import DEPLOYED, SECTIONS, QuiltConfig
+from cluster.config import DEPLOYED, QuiltConfig
+from cluster.models.settings import SECTIONS
 from cluster.paths import DEMO_MODEL
 from shared.config import choices_of
 from shared.deployment import DeploymentConfig

@@ -12,9 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cluster.config import QuiltConfig, load_quilt, under
+from cluster.config import QuiltConfig, load_quilt
 from cluster.models.names import DEMO, SMOLLM2_INSTALL, default_model, served_name
 from cluster.models.resolution import resolve_model
+from cluster.models.settings import under
 from shared.config import ENV_PREFIX, merge_env, read_yaml
 
 

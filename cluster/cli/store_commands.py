@@ -1,4 +1,7 @@
-"""Commands of operators about the KV that is kept: `kvquilt store …`."""
+"""Commands of operators about the KV that is kept: `kvquilt store …`.
+
+Longer than other modules: one group of commands, and their help.
+"""
 
 from __future__ import annotations
 

@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cluster.config import SECTIONS, QuiltConfig
+from cluster.config import QuiltConfig
+from cluster.models.settings import SECTIONS
 from shared.errors import ConfigError
-from shared.principals.callers import check_somebody_may
+from shared.principals.authentication import check_somebody_may
 from shared.principals.config import AuthConfig, AuthMode
 from shared.principals.credentials import Credentials, no_credentials, signed
 from shared.principals.keys_file import read_keys

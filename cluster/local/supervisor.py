@@ -234,11 +234,8 @@ def root_cause(messages: list[str]) -> str:
     lines = [
         line.strip() for message in messages for line in re.sub(r"\x1b\[[0-9;]*m", "", message).splitlines()
     ]
-    causes = [
-        line
-        for line in lines
-        if re.match(r"[\w.]+(Error|Exception|Unsupported|Mismatch|Found|Unavailable|Request)\b.*:", line)
-    ]
+    kinds = "Error|Exception|Unsupported|Mismatch|Found|Unavailable|Request"
+    causes = [line for line in lines if re.match(rf"[\w.]+({kinds})\b.*:", line)]
     ours = [line for line in causes if line.startswith("shared.errors.")]
     chosen = (ours or causes or [line for line in lines if line] or ["failed to start"])[-1]
     return chosen.removeprefix("shared.errors.").partition(": ")[2] if ours else chosen

@@ -128,7 +128,7 @@ def _template(directory: Path) -> str:
 
 
 def _chunk_tokens(directory: Path) -> int:
-    from cluster.config import model_settings
+    from cluster.models.settings import model_settings
 
     try:
         own = model_settings(str(directory)).get("ingestion", {}).get("chunk_tokens")

@@ -30,7 +30,8 @@ from shared.clients.health import ServiceHealth
 from shared.clients.service import ServiceClient, meta_of
 from shared.measuring.paired import Interval
 from shared.measuring.report import Measurement, write_report
-from shared.principals.callers import Callers, callers_of
+from shared.principals.authentication import callers_of
+from shared.principals.callers import Callers
 from shared.principals.config import AuthConfig, AuthMode, TokensConfig
 from shared.principals.credentials import Credentials, bearer, no_credentials
 from shared.principals.keys import KeyKind, KeyRecord, hash_of, id_of, new_key

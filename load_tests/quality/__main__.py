@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from cluster.config import located_auxiliary, model_settings
 from cluster.gate.answering import Models
 from cluster.gate.decision import DEFAULT_ALPHA, DEFAULT_TOLERANCE
 from cluster.gate.evaluation import Evaluation, shapes_of
@@ -33,6 +32,7 @@ from cluster.gate.show import show
 from cluster.gate.tasks import KINDS, parse_kinds
 from cluster.models.names import DEMO
 from cluster.models.resolution import resolve_model
+from cluster.models.settings import located_auxiliary, model_settings
 from load_tests.benchmark import exit_code, json_option, new_parser, option
 from services.ingestion.config import IngestionConfig
 from shared.config import load

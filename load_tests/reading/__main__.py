@@ -16,10 +16,10 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cluster.config import model_settings
 from cluster.evaluation.arms import EvalArm, arms_of, parse_contexts, parse_modes
 from cluster.models.names import SMOLLM2
 from cluster.models.resolution import resolve_model
+from cluster.models.settings import model_settings
 from load_tests.benchmark import at_least, exit_code, json_option, new_parser, option
 from load_tests.reading.articles import Article, read_articles
 from load_tests.reading.bench import ReadingAnswer, ReadingBench

@@ -27,7 +27,7 @@ from shared.clients.kv_store import KvStoreClient
 from shared.clients.retrieval import RetrievalClient
 from shared.clients.service import ServiceClient
 from shared.metrics.node import gather
-from shared.principals.callers import callers_of
+from shared.principals.authentication import callers_of
 from shared.private_files import keep_private
 from shared.serving import builder_of, metrics_directory, metrics_of_replica
 from shared.tracing.provider import start_tracing

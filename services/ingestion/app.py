@@ -16,7 +16,7 @@ from shared.audited import recorder_of
 from shared.clients import generation, kv_store, retrieval, selection
 from shared.clients.applications import transport_to
 from shared.clients.transport import Transport
-from shared.principals.callers import callers_of
+from shared.principals.authentication import callers_of
 from shared.principals.credentials import ServiceIdentity
 from shared.private_files import keep_private
 from shared.prompt import PromptTokenizer

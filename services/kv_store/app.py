@@ -34,7 +34,7 @@ from shared.clients.grpc_transport import CHANNEL_OPTIONS
 from shared.clients.kv_node import AgentClient
 from shared.errors import KvquiltError, NotFound, Unavailable
 from shared.locks import Locks
-from shared.principals.callers import callers_of, identity_of
+from shared.principals.authentication import callers_of, identity_of
 from shared.principals.credentials import Credentials
 from shared.principals.services import credentials_of
 from shared.private_files import keep_private

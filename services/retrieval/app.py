@@ -15,7 +15,7 @@ from services.retrieval.transformer_embedder import TransformerEmbedder, load_em
 from shared import log as logs
 from shared.audited import recorder_of
 from shared.errors import KvquiltError
-from shared.principals.callers import callers_of
+from shared.principals.authentication import callers_of
 from shared.private_files import keep_private
 from shared.serving import builder_of, load_or_error, metrics_of_replica
 from shared.tracing.provider import start_tracing

@@ -17,7 +17,7 @@ from shared.audited import recorder_of
 from shared.clients.agent_actor import own_node
 from shared.clients.kv_store import KvStoreClient
 from shared.clients.serve_transport import ServeTransport
-from shared.principals.callers import callers_of
+from shared.principals.authentication import callers_of
 from shared.private_files import keep_private
 from shared.serving import builder_of, load_or_error, metrics_of_replica
 from shared.stored_segments.forgetting import Forgetting

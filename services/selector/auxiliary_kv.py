@@ -154,17 +154,7 @@ class AuxiliaryKv:
             ctx.check_deadline("encoding chunks")
             (saved,) = await _told(
                 lambda tell: self._loader.save(
-                    ComputedChunk(
-                        chunk.chunk_id,
-                        self._prefix_ids,
-                        chunk.token_ids,
-                        segment,
-                        replace=checked.broken,
-                        write_back=False,
-                        tenant=ctx.tenant,
-                        parent_id=chunk.parent_id,
-                    ),
-                    tell,
+                    self._computed(ctx, chunk, segment, replace=checked.broken), tell
                 ),
                 1,
                 Saved,
@@ -267,9 +257,7 @@ class AuxiliaryKv:
         """A store that takes nothing must not fill the memory with what waits for it: that is computed again
         some time."""
         if self._write_back_bytes + segment.num_bytes > self.resident.capacity_bytes:
-            log.warning(
-                "auxiliary KV of chunk %s is not written back: too much waits to be written already", lost.key
-            )
+            log.warning("auxiliary KV of chunk %s is not written back: too much waits already", lost.key)
             return
         self._write_back_bytes += segment.num_bytes
         loop = asyncio.get_running_loop()
@@ -279,17 +267,22 @@ class AuxiliaryKv:
             self.counts.written += saved.error is None
 
         self._loader.save(
-            ComputedChunk(
-                lost.key,
-                self._prefix_ids,
-                chunk.token_ids,
-                segment,
-                replace=lost.broken,
-                write_back=True,
-                tenant=ctx.tenant,
-                parent_id=chunk.parent_id,
-            ),
+            self._computed(ctx, chunk, segment, replace=lost.broken, write_back=True),
             lambda saved: call_on(loop, written, saved),
+        )
+
+    def _computed(
+        self, ctx: RequestContext, chunk: Chunk, segment: Segment, *, replace: bool, write_back: bool = False
+    ) -> ComputedChunk:
+        return ComputedChunk(
+            chunk.chunk_id,
+            self._prefix_ids,
+            chunk.token_ids,
+            segment,
+            replace=replace,
+            write_back=write_back,
+            tenant=ctx.tenant,
+            parent_id=chunk.parent_id,
         )
 
 

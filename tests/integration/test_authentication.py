@@ -19,7 +19,7 @@ from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
 from shared.errors import KvquiltError, Unauthenticated, Unavailable
 from shared.kv_types import Manifest
-from shared.principals.callers import callers_of
+from shared.principals.authentication import callers_of
 from shared.principals.config import AuthConfig, AuthMode
 from shared.principals.credentials import Credentials, ServiceIdentity, bearer, no_credentials
 from shared.principals.keys import KeyKind, KeyRecord, hash_of, id_of, new_key, utc_now

@@ -1,11 +1,7 @@
-"""The key of whoever asks in these tests: an administrator of every release.
-
-AUTH  `required`: the releases ask for it; else they ask nobody, as the trial's profile says
-"""
+"""The key of whoever asks in these tests: an administrator of every release."""
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 
@@ -15,7 +11,6 @@ from shared.principals.keys_file import changing
 from shared.principals.principal import Role
 from tests.k8s.kubectl import Kubectl
 
-ASKED = os.environ.get("AUTH") == "required"
 SECRET = "callers"
 KEY = new_key()
 CREDENTIALS = bearer(KEY)

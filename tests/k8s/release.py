@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.paths import PROJECT_ROOT
 from tests.k8s.images import Images
-from tests.k8s.keys import ASKED, SECRET, put_keys
+from tests.k8s.keys import SECRET, put_keys
 from tests.k8s.kubectl import Kubectl, Object, cluster_objects, is_ready, waiting_reasons
 from tests.k8s.shell import run, tell, wait_for
 
@@ -29,8 +29,7 @@ class Release:
 
     def install(self, profile: str, *values: Values) -> None:
         tell(f"helm install in namespace {self.kubectl.namespace}")
-        if ASKED:
-            put_keys(self.kubectl)
+        put_keys(self.kubectl)
         self._helm("install", profile, *values)
 
     def upgrade(self, profile: str, *values: Values) -> None:
@@ -111,9 +110,8 @@ class Release:
             "image": _reference(self.images.kvquilt),
             "service": {"type": "NodePort"},
             "networkPolicy": _callers(),
+            "auth": {"existingSecret": SECRET},
         }
-        if ASKED:
-            values["auth"] = {"mode": "required", "existingSecret": SECRET}
         if self.images.minio:
             values["minio"] = {"image": _reference(self.images.minio)}
         return values

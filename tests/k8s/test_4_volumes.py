@@ -10,7 +10,7 @@ from shared.request import RequestContext
 from tests.k8s.asking import COLLECTION, DOCUMENTS, answer, cli
 from tests.k8s.conftest import RECOVERY_S, Trial, answers
 from tests.k8s.keys import CREDENTIALS
-from tests.k8s.release import NAME, seconds_since
+from tests.k8s.release import FULLNAME, NAME, seconds_since
 from tests.k8s.shell import tell, wait_for
 
 KINDS = "pods,services,deployments,secrets,configmaps,serviceaccounts,rayservices,networkpolicies,poddisruptionbudgets"  # noqa: E501
@@ -19,7 +19,8 @@ KINDS = "pods,services,deployments,secrets,configmaps,serviceaccounts,rayservice
 def test_a_second_install_on_the_volumes_of_the_first_answers_from_its_stored_kv(trial: Trial) -> None:
     before = asyncio.run(answer(trial.door.target))
     trial.release.uninstall()
-    assert trial.kubectl.all(KINDS, f"app.kubernetes.io/instance={NAME}") == []
+    (secret,) = trial.kubectl.all(KINDS, f"app.kubernetes.io/instance={NAME}")
+    assert secret["metadata"]["name"] == f"{FULLNAME}-installation", "it seals what is stored"
     claims = [claim["metadata"]["name"] for claim in trial.kubectl.all("persistentvolumeclaims")]
     assert len(claims) == 2, claims
 

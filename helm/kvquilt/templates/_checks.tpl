@@ -175,8 +175,8 @@
 {{- if has (int $v.monitoring.port) (list 6379 8000 8080 8265 9000) -}}
 {{- fail (printf "monitoring.port: %d is taken in the pods; choose another one" (int $v.monitoring.port)) -}}
 {{- end -}}
-{{- if and $v.objects.existingSecret (dig "kv_store" "objects" "credentials_file" "" $config) -}}
-{{- fail "config.kv_store.objects.credentials_file: the keys come from objects.existingSecret; leave one of them out" -}}
+{{- if and (include "kvquilt.objectsSecret" .) (dig "kv_store" "objects" "credentials_file" "" $config) -}}
+{{- fail "config.kv_store.objects.credentials_file: the keys come from objects.existingSecret, or the trial MinIO's secret; leave one of them out" -}}
 {{- end -}}
 
 {{- if and (eq $v.auth.mode "open") (or $v.auth.existingSecret $v.auth.installationSecret $v.tls.clientCaSecret (dig "auth" "tokens" "issuer" "" $config)) -}}

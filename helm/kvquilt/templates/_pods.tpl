@@ -134,7 +134,7 @@ spec:
         {{- if $v.rayTls.enabled }}
         - {name: ray-tls, mountPath: /etc/kvquilt/ray-tls, readOnly: true}
         {{- end }}
-        {{- if $v.objects.existingSecret }}
+        {{- if include "kvquilt.objectsSecret" .root }}
         - {name: objects, mountPath: /etc/kvquilt/objects, readOnly: true}
         {{- end }}
         {{- if $asked }}
@@ -200,7 +200,7 @@ spec:
     - name: ray-tls
       emptyDir: {medium: Memory, sizeLimit: 1Mi}
     {{- end }}
-    {{- with $v.objects.existingSecret }}
+    {{- with include "kvquilt.objectsSecret" .root }}
     # For the agent of the KV store, which every pod has; no process finds them in its environment.
     - name: objects
       secret:
@@ -303,13 +303,6 @@ emptyDir:
 # Of Ray itself; the services' level is config.log.level.
 - {name: RAY_BACKEND_LOG_LEVEL, value: warning}
 - {name: RAY_LOGGER_LEVEL, value: warning}
-{{- end }}
-{{- if .Values.minio.enabled }}
-{{- $secret := include "kvquilt.objectsSecret" . }}
-{{- range $key := list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" }}
-- name: {{ $key }}
-  valueFrom: {secretKeyRef: {name: {{ $secret }}, key: {{ $key }}}}
-{{- end }}
 {{- end }}
 {{- with .Values.extraEnv }}
 {{ toYaml . }}

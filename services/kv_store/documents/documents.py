@@ -30,7 +30,7 @@ from services.kv_store.documents.manifest_copies import ManifestCopies
 from services.kv_store.documents.manifest_files import ManifestFiles
 from services.kv_store.documents.manifest_json import decode, encode, is_damaged
 from services.kv_store.documents.manifest_mirror import ManifestMirror
-from services.kv_store.documents.manifest_scrub import damage_detail, look_at_both
+from services.kv_store.documents.manifest_scrub import damage_detail, foreign_detail, look_at_both
 from services.kv_store.documents.sealed_json import key_id_of
 from shared.errors import (
     CorruptData,
@@ -105,6 +105,12 @@ class Documents:
     def num_damaged(self) -> int:
         """Documents of which no whole manifest is left, as far as is known. Does not block."""
         return len(self._catalog.damaged)
+
+    @property
+    def num_foreign(self) -> int:
+        """Documents that cannot be read here: of a later version, or sealed with a secret that is not here.
+        Does not block."""
+        return len(self._catalog.newer)
 
     def check_known(self) -> None:
         """
@@ -361,7 +367,7 @@ class Documents:
         with storing(), self._changing:
             self.sync()
             if name in self._catalog.newer:
-                raise NewerFormat("a later version of kvquilt stored this document; update kvquilt here")
+                raise NewerFormat(foreign_detail("this document was"))
             try:
                 yield
             except BaseException:

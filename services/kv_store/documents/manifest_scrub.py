@@ -47,6 +47,13 @@ def damage_detail(num_damaged: int) -> str:
     )
 
 
+def foreign_detail(which: str) -> str:
+    return (
+        f"{which} stored by a later version of kvquilt or with a secret that is not here, and cannot be "
+        "read: update kvquilt, or add that secret to auth.secret_file again, behind the current one"
+    )
+
+
 def called(name: str, data: bytes) -> str:
     """Tenant, collection and document of a manifest, as far as damaged bytes say which it is; else the name
     of its file."""

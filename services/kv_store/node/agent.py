@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from services.kv_store.documents.documents import Documents
-from services.kv_store.documents.manifest_scrub import damage_detail
+from services.kv_store.documents.manifest_scrub import damage_detail, foreign_detail
 from services.kv_store.documents.quotas import QuotaConfig
 from services.kv_store.fetching.flight import Flights
 from services.kv_store.fetching.nodes import Neighbours, Nodes
@@ -199,6 +199,8 @@ class Agent:
             details.append(failure.detail)
         if num_damaged := self._documents.num_damaged:
             details.append(damage_detail(num_damaged))
+        if num_foreign := self._documents.num_foreign:
+            details.append(foreign_detail(f"{num_foreign} documents were"))
         if self._upkeep.pins_damaged:
             details.append("the list of pins is damaged, so nothing is pinned; pin again what should be")
         # what an outage takes away comes back by itself

@@ -17,7 +17,6 @@ from tests.contract.helm.test_profiles import pod_specs, ray_templates
 from tests.helm import PROFILES, Helm, only, profile, serve_config_of
 
 MILVUS, OBJECTS, KEYS, INSTALLATION = "kvquilt-milvus", "kvquilt-objects", "callers", "shared-secret"
-ASKING = {"auth.mode": "required"}
 OWN: dict[str, Any] = {"auth.existingSecret": KEYS, "auth.installationSecret": INSTALLATION}
 
 
@@ -50,7 +49,7 @@ def test_every_pod_has_the_secrets_that_it_needs_and_no_others(helm: Helm) -> No
 
 
 def test_pods_that_serve_read_hashes_of_keys_and_no_key(helm: Helm) -> None:
-    for template in ray_templates(helm.render(profile("dev-cpu"), **ASKING)).values():
+    for template in ray_templates(helm.render(profile("dev-cpu"))).values():
         for volume in template["spec"]["volumes"]:
             if volume["name"] == "keys":
                 assert volume["secret"]["items"] == [{"key": "keys.json", "path": "keys.json"}]
@@ -86,6 +85,8 @@ def test_services_know_each_other_by_a_random_secret(helm: Helm, tmp_path: Path)
         for _ in range(2)
     )
     assert first != second
+    secret = only(helm.render(profile("single-gpu")), "Secret", "-installation")
+    assert secret["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}, "it seals what is stored"
     (tmp_path / "secret").write_bytes(base64.b64decode(first))
     signer_of(tmp_path / "secret")
 
@@ -107,8 +108,14 @@ def test_services_find_them_where_pods_have_them(helm: Helm) -> None:
         assert {str(path) for path in named} <= mounts
 
 
-def test_a_trial_asks_nobody_and_says_so(helm: Helm) -> None:
-    objects = helm.render(profile("dev-cpu"))
+def test_a_trial_has_the_keys_of_its_store_as_files_too(helm: Helm) -> None:
+    for template in ray_templates(helm.render(profile("dev-cpu"))).values():
+        assert ("quilt-kvquilt-minio", "volume") in secrets_of(template["spec"])
+        assert "AWS_" not in str(template["spec"]["containers"][0]["env"])
+
+
+def test_open_asks_nobody_and_says_so(helm: Helm) -> None:
+    objects = helm.render(profile("dev-cpu"), **{"auth.mode": "open"})
     assert {str(app["args"]["auth"]) for app in serve_config_of(objects)["applications"]} == {
         "{'mode': 'open'}"
     }

@@ -134,9 +134,12 @@ FREE = {
             },
             "networkPolicy.operator[0]: admits every pod of any namespace that carries the operator's label",
         ),
-        ({"auth.existingSecret": "keys"}, "auth.mode: open asks nobody for keys, tokens or certificates"),
         (
-            {"auth.mode": "required", "tls.clientCaSecret": "ca"},
+            {"auth.mode": "open", "auth.existingSecret": "keys"},
+            "auth.mode: open asks nobody for keys, tokens or certificates",
+        ),
+        (
+            {"tls.clientCaSecret": "ca"},
             "tls.clientCaSecret: client certificates need TLS",
         ),
         ({"config.auth.mode": "open"}, "config.auth.mode: the chart decides it; set auth.mode"),

@@ -13,8 +13,9 @@ from ray.serve.schema import ServeDeploySchema
 
 from cluster import applications
 from cluster.compose import APPLICATIONS, application_args, main, serve_config
-from cluster.config import DEPLOYED, SECTIONS, load_quilt
+from cluster.config import DEPLOYED, load_quilt
 from cluster.local.supervisor import check_gpus
+from cluster.models.settings import SECTIONS
 from shared import surface
 from shared.config import load
 from shared.deployment import DeploymentConfig

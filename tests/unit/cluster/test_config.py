@@ -12,7 +12,8 @@ import pytest
 
 from cluster import applications
 from cluster.compose import APPLICATIONS
-from cluster.config import QuiltConfig, load_quilt, under
+from cluster.config import QuiltConfig, load_quilt
+from cluster.models.settings import under
 from cluster.paths import DEMO_MODEL, default_data_dir
 from shared.config import load, to_dict
 from shared.errors import ConfigError

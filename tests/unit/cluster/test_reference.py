@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import SECTIONS
 from cluster.dashboards import DASHBOARDS, written
 from cluster.limits_reference import limits_reference
 from cluster.metrics_reference import metrics_reference
+from cluster.models.settings import SECTIONS
 from cluster.reference import reference
 
 DOCS = Path(__file__).parents[3] / "docs"

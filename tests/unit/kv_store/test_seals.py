@@ -14,7 +14,7 @@ from services.kv_store.documents.manifest_json import decode, encode
 from services.kv_store.documents.sealed_json import checksum_of
 from services.kv_store.node.agent import Agent
 from services.kv_store.tiers.chunk_names import blob_of
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, NewerFormat
 from shared.identity import chunk_identity, ids_hash
 from shared.kv_format import SealKey, SealKeys, inspect_chunk, write_chunk
 from shared.kv_format.reader import frame_of
@@ -30,6 +30,7 @@ CTX = RequestContext.create(tenant="acme", deadline_ms=36_000_000)
 OLD, NEW = SealKey(b"o" * 32), SealKey(b"n" * 32)
 KEYS = SealKeys([OLD])
 A, B = chunk_id_of(0), chunk_id_of(1)
+DOCUMENT = Manifest("acme", "books", "1", chunks=(ManifestChunk(A, (1,)),))
 objects_too = pytest.mark.parametrize("objects", [None, DictBlobs], ids=["disk only", "object store"])
 Objects = Callable[[], DictBlobs] | None
 
@@ -158,6 +159,26 @@ async def test_files_of_a_key_that_is_gone_are_left_alone(tmp_path: Path) -> Non
     assert [d for p in await verified(other, repair=True) for d in p.damaged] == []
     assert path.exists()
     assert (await node(tmp_path).open(CTX, [A]))[0].exists
+
+
+@objects_too
+async def test_documents_of_a_key_that_is_gone_are_told_of(tmp_path: Path, objects: Objects) -> None:
+    bucket = objects() if objects else None
+    agent = node(tmp_path / "here", objects=bucket)
+    await put(agent, A)
+    await agent.put_manifest(CTX, DOCUMENT)
+    assert "secret" not in (await agent.health(CTX)).detail
+    place = tmp_path / ("here" if bucket is None else "anew")
+    other = node(place, SealKeys([NEW]), bucket)
+    assert (await other.manifest_page(CTX)).manifests == ()
+    health = await other.health(CTX)
+    assert (health.ready, health.facts["documents"]) == (True, "0")
+    assert "1 documents were stored by a later version of kvquilt or with a secret" in health.detail
+    with pytest.raises(NewerFormat, match="with a secret that is not here"):
+        await other.put_manifest(CTX, DOCUMENT)
+    both = node(place, SealKeys([NEW, OLD]), bucket)
+    assert len((await both.manifest_page(CTX)).manifests) == 1
+    assert (await both.health(CTX)).detail == ""
 
 
 # ---- identities of what is adopted

@@ -5,14 +5,12 @@ from __future__ import annotations
 import datetime
 from dataclasses import dataclass, field, replace
 from datetime import UTC
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.config import SECTIONS, load_quilt
 from protos.kvquilt.v1.common_pb2 import RequestMeta
-from shared.errors import ConfigError, InvalidRequest, PermissionDenied, Unauthenticated, Unavailable
+from shared.errors import InvalidRequest, PermissionDenied, Unauthenticated, Unavailable
 from shared.principals.callers import (
     FOREIGN,
     INVALID,
@@ -23,14 +21,12 @@ from shared.principals.callers import (
     Caller,
     EverybodyIsOperator,
     ServiceCallers,
-    callers_of,
 )
-from shared.principals.config import AuthConfig, AuthMode, CertificatesConfig, TokensConfig
+from shared.principals.config import AuthConfig, CertificatesConfig
 from shared.principals.credentials import SIGNED, ServiceIdentity
 from shared.principals.keys import KeyKind, KeyRecord, hash_of, id_of, new_id, new_key
-from shared.principals.keys_file import Keys, WatchedKeys, changing
+from shared.principals.keys_file import Keys
 from shared.principals.principal import Principal, Role
-from shared.principals.secret import make_secret
 from shared.principals.signing import Signer
 from shared.principals.tokens import BadToken
 
@@ -412,54 +408,3 @@ async def test_a_server_for_services_answers_nobody_else() -> None:
             await callers.of_call("Health", Call(metadata, HERE))
     with pytest.raises(PermissionDenied):
         await callers.of_call("Open", Call([(SIGNED, OURS.sign(anna, 60.0))], HERE))
-
-
-class TestStarting:
-    @pytest.fixture
-    def auth(self, tmp_path: Path) -> AuthConfig:
-        make_secret(tmp_path / "secret")
-        return AuthConfig(
-            AuthMode.AUTO, keys_file=str(tmp_path / "keys.json"), secret_file=str(tmp_path / "secret")
-        )
-
-    @pytest.mark.parametrize("mode", [AuthMode.AUTO, AuthMode.REQUIRED])
-    def test_without_a_key_a_cluster_does_not_start(self, auth: AuthConfig, mode: AuthMode) -> None:
-        with pytest.raises(ConfigError, match=r"^auth\.keys_file: .*kvquilt key create"):
-            callers_of(replace(auth, mode=mode), "gateway")
-
-    def test_nor_with_a_damaged_file(self, auth: AuthConfig) -> None:
-        Path(auth.keys_file).write_text("{")
-        with pytest.raises(ConfigError, match=r"^auth\.keys_file: .*damaged"):
-            callers_of(auth, "gateway")
-
-    @pytest.mark.parametrize("mode", [AuthMode.AUTO, AuthMode.REQUIRED, AuthMode.LOCAL])
-    def test_nor_without_a_secret(self, auth: AuthConfig, mode: AuthMode) -> None:
-        with pytest.raises(ConfigError, match=r"^auth\.secret_file"):
-            callers_of(replace(auth, mode=mode, secret_file="/nowhere"), "gateway")
-
-    async def test_with_a_key_it_does(self, auth: AuthConfig) -> None:
-        key = new_key()
-        with changing(Path(auth.keys_file)) as records:
-            role = frozenset({Role.READER})
-            records.append(KeyRecord(id_of(key), "anna", KeyKind.KEY, "acme", role, hash=hash_of(key)))
-        callers = callers_of(auth, "gateway")
-        caller = await callers.of_call("Answer", Call([("authorization", f"Bearer {key}")], ELSEWHERE))
-        assert caller.context(meta()).tenant == "acme"
-        assert isinstance(WatchedKeys(Path(auth.keys_file)).current, Keys)
-
-    def test_or_an_issuer_of_tokens(self, auth: AuthConfig) -> None:
-        callers_of(replace(auth, tokens=TokensConfig("https://id", "kvquilt", "jwks.json")), "gateway")
-
-    def test_a_service_by_itself_asks_nobody_and_one_of_an_installation_is_never_by_itself(
-        self, tmp_path: Path
-    ) -> None:
-        assert isinstance(callers_of(AuthConfig(), "kv_store"), EverybodyIsOperator)
-        config = load_quilt({"data_dir": str(tmp_path)}, {}, resolve=str)
-        for name in SECTIONS:
-            with pytest.raises(ConfigError, match=r"^auth\.secret_file"):
-                callers_of(getattr(config, name).auth, name)
-
-    def test_or_where_it_is_said_that_nobody_is_asked(self, auth: AuthConfig) -> None:
-        for secret in (auth.secret_file, "", "/nowhere"):
-            callers = callers_of(replace(auth, mode=AuthMode.OPEN, secret_file=secret), "gateway")
-            assert (callers.identity is not None) is (secret == auth.secret_file)
