@@ -14,7 +14,7 @@ from load_tests.benchmark import in_turn, say
 from load_tests.engine.batches import BatchEngine
 from load_tests.engine.chains import DocumentPrefill, flops_of
 from load_tests.engine.ours import Ours
-from load_tests.engine.quoting import Context, Quoting
+from load_tests.engine.quoting import Quoted, Quoting
 from load_tests.engine.sharing import Crowd, CrowdEngine
 from load_tests.engine.stock import Stock
 from load_tests.kv_store.stored_ttft import Contexts, measure_stored_ttft
@@ -96,15 +96,15 @@ def compare_speculation(case: Case, runs: Runs) -> Iterator[Measurement]:
     case = replace(case, decode=4 * case.decode)
     rows = EngineConfig().speculation
     with Worker(Quoting, case, rows) as drafting, Worker(Quoting, case, 0) as without:
-        for context in Context:
-            say(f"decoding 1 over {case.context} tokens, {context} of them")
+        for context in Quoted:
+            say(f"decoding 1 over {case.context} tokens, {context} quoted")
             for worker in (drafting, without):
                 worker.call(Quoting.decode_rate, context)  # computes the context's KV
             base, rates = in_turn(
                 (runs.decode, partial(without.call, Quoting.decode_rate, context)),
                 (runs.decode, partial(drafting.call, Quoting.decode_rate, context)),
             )
-            name = "speculation_1" if context is Context.QUOTED else f"speculation_1_{context}"
+            name = "speculation_1" if context is Quoted.MOSTLY else f"speculation_1_{context}"
             yield measured(name, rates, "token/s", better="higher", baseline=base)
 
 

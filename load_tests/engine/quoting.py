@@ -3,7 +3,7 @@ add.
 
 Its answer counts on from the question. What of that stands in the context is the benchmark's choice::
 
-    quoted    runs of 24 ids in a row; the answer goes on by 8 of its own before it comes to the next one
+    mostly    runs of 24 ids in a row; the answer goes on by 8 of its own before it comes to the next one
     nothing   random ids
     misled    pairs of ids in a row, each behind another: every token has a draft, and all are wrong
 """
@@ -31,8 +31,8 @@ _RUN, _OWN = 24, 8
 _FIRST = 1000
 
 
-class Context(enum.StrEnum):
-    QUOTED = "quoted"
+class Quoted(enum.StrEnum):
+    MOSTLY = "mostly"
     NOTHING = "nothing"
     MISLED = "misled"
 
@@ -51,7 +51,7 @@ class Quoting:
     def drafts(self) -> DraftCounts:
         return self._engine.stats().drafts
 
-    def decode_rate(self, context: Context) -> float:
+    def decode_rate(self, context: Quoted) -> float:
         """Tokens per second after the first one. The first call of a context computes its KV.
 
         Raises:
@@ -87,15 +87,15 @@ def counting_model(shape: Shape, device: str) -> LoadedModel:
     return wrap_model(model)
 
 
-def _chunks(case: Case, context: Context, first: int) -> Iterator[Ids]:
+def _chunks(case: Case, context: Quoted, first: int) -> Iterator[Ids]:
     """As many tokens as the case's context has, in chunks of its lengths."""
     match context:
-        case Context.QUOTED:
+        case Quoted.MOSTLY:
             starts = range(first, first + case.context, _RUN + _OWN)
             ids = [i for start in _shuffled(starts) for i in range(start, start + _RUN)]
-        case Context.MISLED:
+        case Quoted.MISLED:
             ids = [i for start in _shuffled(range(first, first + case.context)) for i in (start, start + 1)]
-        case Context.NOTHING:
+        case Quoted.NOTHING:
             ids = []
     ids += random_ids("filling", case.context, case.shape.vocab)
     for length in case.chunk_lens:

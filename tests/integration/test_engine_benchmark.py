@@ -30,7 +30,7 @@ from load_tests.engine.compare import (
     compare_sharing,
     compare_speculation,
 )
-from load_tests.engine.quoting import Context, Quoting
+from load_tests.engine.quoting import Quoted, Quoting
 from load_tests.engine.sharing import Crowd
 from load_tests.plot import write_plot
 from shared.measuring.case import Case
@@ -190,8 +190,8 @@ def test_drafts_are_measured_where_they_are_right_and_where_they_are_not() -> No
     assert all(m.ratio == pytest.approx(m.value / (m.baseline or 1)) for m in found)
 
 
-@pytest.mark.parametrize("context", Context)
-def test_answers_quote_what_they_are_meant_to(context: Context) -> None:
+@pytest.mark.parametrize("context", Quoted)
+def test_answers_quote_what_they_are_meant_to(context: Quoted) -> None:
     """And what is drafted is right, nothing, or wrong."""
     shape = replace(TINY, hidden=128, vocab=1500)
     asked = Quoting(replace(SMALL, shape=shape, context=120, decode=40), 8)
@@ -199,11 +199,11 @@ def test_answers_quote_what_they_are_meant_to(context: Context) -> None:
     counts = asked.drafts
     accepted, wrong = counts.accepted_tokens, counts.drafted_tokens - counts.accepted_tokens
     match context:
-        case Context.QUOTED:
+        case Quoted.MOSTLY:
             assert accepted >= 15
-        case Context.NOTHING:
+        case Quoted.NOTHING:
             assert (accepted, wrong) == (0, 0)
-        case Context.MISLED:
+        case Quoted.MISLED:
             assert accepted < wrong
             assert wrong > 0
 
