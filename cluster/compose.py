@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from cluster.config import DEPLOYED, PROMPTED, QuiltConfig, load_quilt
+from cluster.config import DEPLOYED, PROMPTED, SHARING, QuiltConfig, load_quilt
 from cluster.models.names import served_name
 from shared.config import merge_env, read_yaml
 from shared.errors import KvquiltError
@@ -92,6 +92,8 @@ def application_args(name: str, values: Mapping[str, Any], config: QuiltConfig) 
     args |= {shared: values[shared] for shared in shared_sections if values.get(shared)}
     if values.get("prompt") and name in PROMPTED:
         args["prompt"] = values["prompt"]
+    if values.get("sharing_scopes") and name in SHARING:
+        args["sharing_scopes"] = values["sharing_scopes"]
     given = values.get(name) or {}
     section = {key: value for key, value in given.items() if key != "deployment"}
     # decided here: a node that knows a model with an auxiliary need not know what is deployed

@@ -42,6 +42,7 @@ from shared.log import LogConfig
 from shared.metrics.config import MetricsConfig
 from shared.principals.config import AuthConfig
 from shared.prompt_config import PromptConfig
+from shared.sharing import SharingScopes
 from shared.tracing.config import TracingConfig
 
 DEFAULT_GRPC_PORT = 9000
@@ -50,6 +51,8 @@ TRACES = "traces"
 """Where spans are kept, below the data directory."""
 PROMPTED = ("ingestion", "generator", "selector")
 """Those that make prompts of texts."""
+SHARING = ("kv_store", "generator")
+"""Those that know whose the KV of a chunk is."""
 DEPLOYED = ("log", "metrics", "tracing")
 """Shared settings that stand in each service's ``deployment``."""
 
@@ -74,6 +77,8 @@ class QuiltConfig:
     limits: of every request (docs/limits.md).
     auth: who may call (docs/authentication.md).
     audit: where it is on record who did what (docs/integrity.md).
+    sharing_scopes: by the name of a scope the tenants that share the KV of equal chunks, each tenant in one
+    scope at most; whoever is in none shares with nobody (docs/integrity.md#sharing-in-a-scope).
     internal_calls: whether `grpc_port` also offers what only services call, to services of other clusters
     that know this one's secret; without, no caller finds these RPCs there (docs/transport.md).
     applications: `NAME.address` is `host:port` of the cluster that serves NAME instead of this one
@@ -101,6 +106,7 @@ class QuiltConfig:
     limits: RequestLimits = field(default_factory=RequestLimits)
     auth: AuthConfig = field(default_factory=AuthConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
+    sharing_scopes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     internal_calls: bool = False
     applications: dict[str, ApplicationConfig] = field(default_factory=dict)
 
@@ -173,6 +179,9 @@ def load_quilt(
     load(MetricsConfig, merged.get("metrics") or {}, "metrics.")
     merged["tracing"] = under(merged["tracing"], {"directory": str(Path(merged["data_dir"]) / TRACES)})
     load(TracingConfig, merged["tracing"], "tracing.")
+    if not merged.get("sharing_scopes"):
+        merged["sharing_scopes"] = {}
+    load(SharingScopes, {"sharing_scopes": merged["sharing_scopes"]})
     merged["auth"] = _auth_values(merged)
     merged["audit"] = _audit_values(merged)
     auxiliary = located_auxiliary(str(merged["selector"].get("model") or ""), merged["model"])
@@ -212,6 +221,8 @@ def _shared_values(
             section["deployment"] = shared
     for name in PROMPTED:
         values[name]["prompt"] = merged["prompt"]
+    for name in SHARING:
+        values[name]["sharing_scopes"] = merged["sharing_scopes"]
     for section in values.values():
         section["limits"] = merged["limits"]
         section["auth"] = merged["auth"]

@@ -64,7 +64,8 @@ PER_PRINCIPAL = """
 What one caller may take of one replica of a service; with several replicas each counts for itself. What is more is answered with
 RESOURCE_EXHAUSTED (HTTP: 429), which names the limit and says when to come again: in words, in a `google.rpc.RetryInfo` of the
 trailing metadata, and in `Retry-After`. Calls are counted where they enter: what one service asks of another for a caller is not
-counted again. `limits.per_principal.of` has what differs for a tenant, by its name, or for one of its principals, by `TENANT/NAME`:
+counted again. `limits.per_principal.of` has what differs for a tenant, by its name, or for one of its principals, by `TENANT/NAME`,
+the name as in the audit (`key/NAME` of a key, `certificate/NAME`, `token/SUBJECT`):
 
 ```yaml
 limits:
@@ -72,10 +73,12 @@ limits:
     requests_per_s: 20
     of:
       acme: {requests_per_s: 100, weight: 2}
-      acme/nightly-ingest: {tokens_per_s: 5000}
+      acme/key/nightly-ingest: {tokens_per_s: 5000, stored_bytes: 200000000000}
 ```
 
-Bytes that a tenant's documents may keep are quotas: `kv_store.quotas` ([operations](operations.md)).
+`stored_bytes` are of the whole store, however many replicas there are: what the KV takes of the documents that the caller stored. They
+are looked at before anything of a document is computed, and again before it is stored; until documents are deleted, what is more is
+refused. Whose a document is, and the bytes that all documents of a tenant may keep (`kv_store.quotas`): [operations](operations.md).
 
 Those that wait for a place are served in turns over the tenants: at the gateway (`gateway.max_running`), in the generator's engine,
 and where documents are read. At the gateway, what could be answered only after its deadline is refused at once; where the queue is

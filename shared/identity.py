@@ -20,16 +20,22 @@ def ids_hash(token_ids: Sequence[int]) -> str:
     return hashlib.blake2b(_ids_bytes(token_ids), digest_size=16).hexdigest()
 
 
+def kv_owner(tenant: str, scope: str = "") -> str:
+    """Whose the KV of a tenant's chunks is: its own or, if it shares, its scope's. No tenant is called like
+    a scope's."""
+    return f"scope/{scope}" if scope else tenant
+
+
 def chunk_identity(
-    tenant: str,
+    owner: str,
     model_fingerprint: str,
     prefix_ids: Sequence[int],
     token_ids: Sequence[int],
     parent_id: str = "",
 ) -> str:
     """Identity of the KV of ``token_ids`` behind ``prefix_ids`` and the chain that ends with the chunk
-    ``parent_id`` (empty: behind the prefix alone): 40 hex digits."""
-    made_of = [tenant.encode(), model_fingerprint.encode(), _ids_bytes(prefix_ids), _ids_bytes(token_ids)]
+    ``parent_id`` (empty: behind the prefix alone): 40 hex digits. ``owner``: whose it is (``kv_owner``)."""
+    made_of = [owner.encode(), model_fingerprint.encode(), _ids_bytes(prefix_ids), _ids_bytes(token_ids)]
     if parent_id:
         made_of.append(parent_id.encode())
     return digest(*made_of, size=20, person=b"kvquilt-chunk")

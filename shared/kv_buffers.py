@@ -13,6 +13,8 @@ ITEM_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "uint8": 1}
 DTYPES = ("bfloat16", "float16", "float32")
 """Of keys and values as the model computes them."""
 ENCODINGS = ("exact", "int8", "int4")
+PACKED_BITS = {"int8": 8, "int4": 4}
+"""Of one number, where an encoding packs them."""
 INT4_KEY_TOKENS, INT4_VALUE_CHANNELS = 32, 32
 """Sizes of the groups in which ``int4`` keeps ranges; the last group may be smaller."""
 

@@ -44,7 +44,13 @@ class ManifestStore(ReadableChunks, Protocol):
     async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
         """Chunks of the manifest it replaces that nothing refers to any more: removed.
 
-        ``FailedPrecondition``: a chunk of KV that it names is not stored."""
+        ``FailedPrecondition``: a chunk of KV that it names is not stored. ``StorageFull``: see
+        ``check_quota``."""
+        ...
+
+    async def check_quota(self, ctx: RequestContext, manifest: Manifest, bytes_per_token: int) -> None:
+        """``StorageFull``: with this document its tenant, or the principal whose it would be, would have more
+        than it may. Its chunks need not be stored; those that are not take ``bytes_per_token`` at least."""
         ...
 
     async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest: ...

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import compress
 
 from shared.generation.described import MadeFor
-from shared.identity import TokenIds, chunk_identity, ids_hash
+from shared.identity import TokenIds, chunk_identity, ids_hash, kv_owner
 from shared.principals.principal import Principal
 from shared.readers import EVERYBODY, Readers, SectionReaders, may_read, readers_below, reads_everything
 
@@ -134,21 +134,22 @@ class Origin:
 class Chain:
     """The token ids of what a chunk is computed behind, the first first, and what else their identities are
     made of (``shared.identity.chunk_identity``). ``texts``: what they say, without a template; of a header
-    that was cut, all of it."""
+    that was cut, all of it. ``kv_scope``: as of a ``Manifest``."""
 
     tenant: str
     model_fingerprint: str
     prefix_ids: TokenIds
     links: tuple[TokenIds, ...]
     texts: tuple[str, ...] = ()
+    kv_scope: str = ""
 
     @property
     def identities(self) -> tuple[str, ...]:
         """Of the links. Whoever asked for a parent believes the chain only if the last of them is it."""
+        of = (kv_owner(self.tenant, self.kv_scope), self.model_fingerprint, self.prefix_ids)
         found: list[str] = []
         for ids in self.links:
-            parent_id = found[-1] if found else ""
-            found.append(chunk_identity(self.tenant, self.model_fingerprint, self.prefix_ids, ids, parent_id))
+            found.append(chunk_identity(*of, ids, found[-1] if found else ""))
         return tuple(found)
 
 
@@ -157,7 +158,8 @@ class Manifest:
     """A document and what it is made of. ``source_hash`` covers the source and the settings of parser and
     chunker; ``auxiliary``: identity of the auxiliary model that all its chunks were encoded with, if any;
     ``kv_context``: ``document`` or ``header``, empty of documents without it and of earlier versions;
-    ``readers``, ``sections``: who may read it (``shared.readers``)."""
+    ``readers``, ``sections``: who may read it (``shared.readers``); ``kv_scope``: the scope in which its KV
+    is shared (``shared.sharing``), empty: none."""
 
     tenant: str
     collection: str
@@ -173,12 +175,30 @@ class Manifest:
     kv_context: str = ""
     readers: Readers = EVERYBODY
     sections: tuple[SectionReaders, ...] = ()
+    kv_scope: str = ""
+
+    @property
+    def kv_owner(self) -> str:
+        return kv_owner(self.tenant, self.kv_scope)
+
+    @property
+    def derived_ids(self) -> set[str]:
+        """Identities that its chunks and headers have by their token ids, those of the auxiliary excepted."""
+        of = (self.kv_owner, self.model_fingerprint, self.prefix_ids)
+        headers = {chunk_identity(*of, chunk.header_ids) for chunk in self.chunks if chunk.header_ids}
+        return headers | {chunk_identity(*of, c.token_ids, c.parent_id) for c in self.chunks}
 
     @property
     def made_for(self) -> MadeFor:
         """What it was made for when it was stored."""
         _, _, template = self.source_hash.partition(".")
-        return MadeFor(self.model_fingerprint, ids_hash(self.prefix_ids), template, self.kv_context)
+        prefix = ids_hash(self.prefix_ids)
+        return MadeFor(self.model_fingerprint, prefix, template, self.kv_context, self.kv_scope)
+
+    @property
+    def source(self) -> str:
+        """Hash of what it was made of, whatever settings made it; empty: not known."""
+        return self.source_hash.split(".")[0].rpartition("-")[0]
 
     @property
     def kv_ids(self) -> tuple[str, ...]:
@@ -234,7 +254,7 @@ class Manifest:
         if index is None:
             return None
         of = (self.tenant, self.model_fingerprint, self.prefix_ids)
-        return Chain(*of, self.links_of(index), self.link_texts_of(index))
+        return Chain(*of, self.links_of(index), self.link_texts_of(index), self.kv_scope)
 
     def without_auxiliary(self) -> Manifest:
         return replace(self, auxiliary="", chunks=tuple(replace(c, auxiliary_id="") for c in self.chunks))
@@ -255,10 +275,13 @@ class AlikeDocuments:
     prefix_hash: str = ""
     template_hash: str = ""
     kv_context: str = ""
+    kv_scope: str = ""
 
     @property
     def made_for(self) -> MadeFor:
-        return MadeFor(self.model_fingerprint, self.prefix_hash, self.template_hash, self.kv_context)
+        return MadeFor(
+            self.model_fingerprint, self.prefix_hash, self.template_hash, self.kv_context, self.kv_scope
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,7 @@ DEFAULT_LIMITS = RequestLimits()
 MESSAGES: Mapping[str, str] = {
     "UpsertRequest": "upsert_bytes",
     "IndexRequest": "document_bytes",
+    "CheckQuotaRequest": "document_bytes",
     "PutManifestRequest": "document_bytes",
 }
 """The limit of a request's bytes, where it is not ``message_bytes``."""

@@ -235,16 +235,16 @@ class Shelf:
         self.num_unclosed = 0
 
     def open(
-        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = ""
+        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = "", tenant: str = ""
     ) -> Mapping[str, StoredSegment]:
         found = {i: _Book(self, i, *self.kv[i]) for i in chunk_lens if i in self.kv}
         self.num_unclosed += len(found)
         return found
 
-    def chain(self, chunk: Chunk) -> Sequence[Chunk] | None:
+    def chain(self, chunk: Chunk, tenant: str) -> Sequence[Chunk] | None:
         return self.chains.get(chunk.chunk_id)
 
-    def prefetch(self, chunk_ids: Sequence[str]) -> None:
+    def prefetch(self, chunk_ids: Sequence[str], tenant: str = "") -> None:
         self.prefetched.append(tuple(chunk_ids))
 
     def as_stored(self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor]) -> None:

@@ -17,7 +17,7 @@ from services.ingestion.recipe import Parse, Recipe
 from services.ingestion.service import IngestionService
 from services.ingestion.upsert import DocumentStore
 from shared.documents import SourceDocument, Stage, UpsertProgress
-from shared.errors import FailedPrecondition, KvquiltError, NotFound
+from shared.errors import FailedPrecondition, KvquiltError, NotFound, StorageFull
 from shared.generation.described import ModelDescription, PrefilledChunk
 from shared.generation.pieces import Conditioned, Piece, ids_of
 from shared.generation.selection import AuxiliaryDescription, EncodedChunk, SelectionChunk
@@ -28,6 +28,7 @@ from shared.prompt_template import PromptTemplate
 from shared.readers import both, may_read, taken
 from shared.request import RequestContext
 from shared.search import CollectionInfo, IndexChange, IndexedDocument, IndexedIds
+from shared.sharing import SharingScopes
 
 CONTEXT_TOKENS = 64
 _PARSERS = ParserSettings()
@@ -122,8 +123,10 @@ class World:
     num_prefilled: int = 0
     step: Callable[[str], None] = lambda name: None
     page_size: int = 2
+    quota_bytes: float = float("inf")
     first_pause_s: float = 0.0
     kv_context: KvContext = KvContext.DOCUMENT
+    scopes: SharingScopes = field(default_factory=SharingScopes)
     encodings: dict[str, str] = field(default_factory=dict)
     pieces: list[Piece] = field(default_factory=list)
     """What the generator was asked for."""
@@ -159,6 +162,7 @@ class World:
             1,
             "cpu",
             (),
+            kv_scope=self.scopes.of(ctx.tenant),
         )
 
     async def prefill(
@@ -168,7 +172,7 @@ class World:
             token_ids = ids_of(chunk)
             self._effect("prefill")
             self.pieces.append(chunk)
-            of = (ctx.tenant, self.fingerprint, WordTokenizer.prefix_ids)
+            of = (self.scopes.owner(ctx.tenant), self.fingerprint, WordTokenizer.prefix_ids)
             parent_id = chunk.parent_id if isinstance(chunk, Conditioned) else ""
             for link in chunk.context if isinstance(chunk, Conditioned) else ():
                 parent_id = chunk_identity(*of, ids_of(link), parent_id)
@@ -186,12 +190,18 @@ class World:
             raise FailedPrecondition("chunks are not stored")
         key = (ctx.tenant, manifest.collection, manifest.document_id)
         old = self.manifests.get(key)
-        if old is not None and old.readable_by(ctx.principal) != old:
-            raise taken(manifest.document_id)
+        self._check_whole(ctx, key)
         self.manifests[key] = manifest
         removed = self._drop_unreferenced(old)
         self._effect("manifest_put")
         return removed
+
+    async def check_quota(self, ctx: RequestContext, manifest: Manifest, bytes_per_token: int) -> None:
+        self._effect("check_quota")
+        self._check_whole(ctx, (ctx.tenant, manifest.collection, manifest.document_id))
+        num_tokens = sum(len(c.token_ids) for c in manifest.chunks if c.chunk_id not in self.kv)
+        if num_tokens * bytes_per_token > self.quota_bytes:
+            raise StorageFull(f"more than the {self.quota_bytes} bytes that are allowed")
 
     async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
         self._effect("get_manifest")
@@ -238,7 +248,9 @@ class World:
         self._effect("count_documents")
         alike = Counter((m.collection, m.made_for) for m in self.manifests.values() if m.tenant == ctx.tenant)
         return [
-            AlikeDocuments(name, num, made.fingerprint, made.prefix, made.template, made.kv_context)
+            AlikeDocuments(
+                *(name, num, made.fingerprint, made.prefix, made.template, made.kv_context, made.kv_scope)
+            )
             for (name, made), num in alike.items()
         ]
 
@@ -325,6 +337,11 @@ class World:
             for (t, c, d), doc in self.indexed.items()
             if (t, c) == (tenant, collection)
         }
+
+    def _check_whole(self, ctx: RequestContext, key: tuple[str, str, str]) -> None:
+        stored = self.manifests.get(key)
+        if stored is not None and stored.readable_by(ctx.principal) != stored:
+            raise taken(key[-1])
 
     def _may_unindex(self, ctx: RequestContext, collection: str, document_id: str) -> bool:
         found = self.indexed.get((ctx.tenant, collection, document_id))

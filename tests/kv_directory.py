@@ -25,6 +25,7 @@ class DirectoryStore:
         self.failure: KvquiltError | None = None
         self.calls: list[str] = []
         self.prefetched: list[str] = []
+        self.asked_for: list[tuple[str, str]] = []  # tenant and chunk
         self.chains: dict[str, Chain] = {}
         self.readable_ids: set[str] = set()
         self.adopted: list[tuple[str, bool]] = []
@@ -44,10 +45,12 @@ class DirectoryStore:
         self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "", direct: bool = False
     ) -> list[OpenedChunk]:
         await self._called("open")
+        self.asked_for += [(ctx.tenant, chunk_id) for chunk_id in chunk_ids]
         return [self._opened(chunk_id) for chunk_id in chunk_ids]
 
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         await self._called("prefetch")
+        self.asked_for += [(ctx.tenant, chunk_id) for chunk_id in chunk_ids]
         self.prefetched += chunk_ids
 
     async def chain(self, ctx: RequestContext, parent_id: str) -> Chain | None:

@@ -39,6 +39,7 @@ from shared.errors import CorruptData, NotFound, Unavailable
 from shared.kv_format import SealKeys
 from shared.kv_stores import NodeAgent, NodeFiles, Store
 from shared.kv_types import ChunkPage, DeletedChunks
+from shared.limits import DEFAULT_LIMITS, RequestLimits
 from shared.request import RequestContext
 
 
@@ -109,6 +110,9 @@ def config_in(
     fetch: FetchConfig | None = None,
     prefer_peers: bool = False,
     quotas: QuotaConfig | None = None,
+    sharing_scopes: dict[str, tuple[str, ...]] | None = None,
+    resident_floor: float = 0.1,
+    limits: RequestLimits = DEFAULT_LIMITS,
 ) -> KvStoreConfig:
     """``memory_bytes`` None: no tier in memory."""
     return KvStoreConfig(
@@ -119,6 +123,9 @@ def config_in(
         fetch=fetch or FetchConfig(),
         prefer_peers=prefer_peers,
         quotas=quotas or QuotaConfig(),
+        sharing_scopes=sharing_scopes or {},
+        resident_floor=resident_floor,
+        limits=limits,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import xxhash
 from rich.console import Console
@@ -19,7 +19,7 @@ from services.kv_store.documents.manifest_json import decode, encode
 from services.kv_store.tiers.chunk_files import verified
 from shared.errors import CorruptData, FailedPrecondition, InvalidRequest, ModelMismatch, NotFound
 from shared.generation.described import ModelDescription
-from shared.identity import chunk_identity, ids_hash
+from shared.identity import chunk_identity, ids_hash, kv_owner
 from shared.kv_format import verify_chunk
 from shared.kv_format.renaming import rename_chunk
 from shared.kv_stores import Store
@@ -84,8 +84,8 @@ async def import_collection(
     """For the tenant of ``ctx``; ``collection`` empty: the one it was exported from. Chunks go in before
     their documents.
 
-    Identities name the tenant, so for another one than the exporting tenant every chunk gets the identity
-    that it has there.
+    Identities name the tenant, or the scope that it shares KV in, so for another one than the archive's every
+    chunk gets the identity that it has there.
 
     Raises:
         InvalidRequest: the file is no export.
@@ -98,30 +98,33 @@ async def import_collection(
         collection = check_name("collection", collection or head.collection)
         _check_model(head, model)
         archive.check_complete()
-        parents: dict[str, tuple[str, str]] = {}  # by chunk that is behind another: there, and here
+        places: dict[str, _Place] = {}  # of chunks behind others, or of a scope's
         for member in archive.members():
             if member.name.startswith(MANIFESTS):
                 manifest = _manifest(archive.read(member))
-                moved = _moved(manifest, head, ctx.tenant, collection)
-                parents |= {
-                    old.chunk_id: (old.parent_id, new.parent_id)
+                moved = _moved(manifest, head, ctx.tenant, model.kv_scope, collection)
+                places |= {
+                    old.chunk_id: _Place(manifest.kv_owner, old.parent_id, new.parent_id)
                     for old, new in zip(manifest.chunks, moved.chunks, strict=True)
-                    if old.parent_id
+                    if old.parent_id or manifest.kv_scope
                 }
         with scrub_bar(console) as bar:
             task = bar.add_task("importing", total=head.num_chunks)
             for member in archive.members():
                 if chunk_id := chunk_id_of(member):
                     archive.copy_to(member, chunk_file)
-                    behind = parents.get(chunk_id, ("", ""))
-                    chunk_id = _adapted(chunk_file, chunk_id, behind, head, model, ctx.tenant)
-                    origin = Origin(model.prefix_ids, behind[1])
+                    place = places.get(chunk_id, _Place(head.tenant))
+                    chunk_id = _adapted(
+                        chunk_file, chunk_id, place, model, kv_owner(ctx.tenant, model.kv_scope)
+                    )
+                    origin = Origin(model.prefix_ids, place.new_parent)
                     num_sent += await _send(store, ctx, chunk_id, chunk_file, origin)
                     num_chunks += 1
                     bar.advance(task)
                 elif member.name.startswith(MANIFESTS):
                     manifest = _manifest(archive.read(member))
-                    await store.put_manifest(ctx, _moved(manifest, head, ctx.tenant, collection))
+                    moved = _moved(manifest, head, ctx.tenant, model.kv_scope, collection)
+                    await store.put_manifest(ctx, moved)
                     num_documents += 1
     return Transferred(collection, num_documents, num_chunks, num_sent)
 
@@ -184,19 +187,24 @@ def _check_model(head: Head, model: ModelDescription) -> None:
             )
 
 
-def _adapted(
-    path: Path, chunk_id: str, parents: tuple[str, str], head: Head, model: ModelDescription, tenant: str
-) -> str:
-    """Verifies the file and gives it the identity that its KV has for ``tenant``. ``parents``: identities of
-    what it is computed behind, in the archive and for the tenant."""
+class _Place(NamedTuple):
+    """Whose a chunk of the archive is, and the identity of what it is computed behind, there and here."""
+
+    owner: str
+    parent: str = ""
+    new_parent: str = ""
+
+
+def _adapted(path: Path, chunk_id: str, place: _Place, model: ModelDescription, owner: str) -> str:
+    """Verifies the file and gives it the identity that its KV has as ``owner``'s."""
     header = verify_chunk(path, chunk_id).header
     of = (header.model_fingerprint, model.prefix_ids, header.token_ids)
-    is_its_own = header.chunk_id == chunk_id == chunk_identity(head.tenant, *of, parents[0])
+    is_its_own = header.chunk_id == chunk_id == chunk_identity(place.owner, *of, place.parent)
     if not is_its_own or header.prefix_hash != ids_hash(model.prefix_ids):
         raise CorruptData(
             f"chunk {chunk_id}: it is not the KV that its identity names; export the collection again"
         )
-    new_id = chunk_identity(tenant, *of, parents[1])
+    new_id = chunk_identity(owner, *of, place.new_parent)
     if new_id != chunk_id:
         rename_chunk(path, new_id)
     return new_id
@@ -211,21 +219,21 @@ def _manifest(data: bytes) -> Manifest:
         ) from None
 
 
-def _moved(manifest: Manifest, head: Head, tenant: str, collection: str) -> Manifest:
-    """With the identities that its chunks, and what they are computed behind, have for ``tenant``."""
+def _moved(manifest: Manifest, head: Head, tenant: str, scope: str, collection: str) -> Manifest:
+    """With the identities that its chunks, and what they are computed behind, have for ``tenant``; ``scope``:
+    that it shares KV in."""
     of, chunks = (manifest.model_fingerprint, manifest.prefix_ids), []
+    old, new = kv_owner(head.tenant, manifest.kv_scope), kv_owner(tenant, scope)
     renamed = {"": ""}
     for chunk in manifest.chunks:
-        if chunk.header_ids and chunk.parent_id == chunk_identity(head.tenant, *of, chunk.header_ids):
-            renamed[chunk.parent_id] = chunk_identity(tenant, *of, chunk.header_ids)
+        if chunk.header_ids and chunk.parent_id == chunk_identity(old, *of, chunk.header_ids):
+            renamed[chunk.parent_id] = chunk_identity(new, *of, chunk.header_ids)
         parent_id = renamed.get(chunk.parent_id)
-        if parent_id is None or chunk.chunk_id != chunk_identity(
-            head.tenant, *of, chunk.token_ids, chunk.parent_id
-        ):
+        if parent_id is None or chunk.chunk_id != chunk_identity(old, *of, chunk.token_ids, chunk.parent_id):
             raise CorruptData(f"document {manifest.document_id!r}: it names chunks that are not its own")
-        chunk_id = renamed[chunk.chunk_id] = chunk_identity(tenant, *of, chunk.token_ids, parent_id)
+        chunk_id = renamed[chunk.chunk_id] = chunk_identity(new, *of, chunk.token_ids, parent_id)
         chunks.append(replace(chunk, chunk_id=chunk_id, parent_id=parent_id))
-    return replace(manifest, tenant=tenant, collection=collection, chunks=tuple(chunks))
+    return replace(manifest, tenant=tenant, collection=collection, chunks=tuple(chunks), kv_scope=scope)
 
 
 async def _send(store: ArchiveStore, ctx: RequestContext, chunk_id: str, path: Path, origin: Origin) -> bool:

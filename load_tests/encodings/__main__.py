@@ -137,7 +137,7 @@ class EncodingBench(NoSource):
         return sum(path.stat().st_size for path in self._directories[encoding].iterdir())
 
     def open(
-        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = ""
+        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = "", tenant: str = ""
     ) -> Mapping[str, StoredSegment]:
         paths = {chunk_id: self._directories[self.encoding] / chunk_id for chunk_id in chunk_lens}
         return {

@@ -18,7 +18,7 @@ class HostKv(NoSource):
         self._kv = kv if device == "cpu" else kv.pin_memory()
 
     def open(
-        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = ""
+        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = "", tenant: str = ""
     ) -> Mapping[str, StoredSegment]:
         return dict.fromkeys(chunk_lens, _HostSegment(self._kv))
 

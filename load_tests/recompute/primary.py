@@ -26,7 +26,7 @@ class LateKv(HostKv):
     delay_s = 0.0
 
     def open(
-        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = ""
+        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = "", tenant: str = ""
     ) -> Mapping[str, StoredSegment]:
         time.sleep(self.delay_s)
         return super().open(chunk_lens, encoding)

@@ -17,6 +17,7 @@ from shared.kv_types import KvContext
 from shared.limits import RequestLimits
 from shared.principals.config import AuthConfig
 from shared.prompt_config import PromptConfig
+from shared.sharing import SharingScopes
 from shared.verdict import VERDICT_FILE
 
 FALLBACKS = tuple(mode for mode in ReuseMode if mode.row.chooser not in (Chooser.CALLER, Chooser.SELECTOR))
@@ -67,7 +68,7 @@ class GeneratorConfig:
     in from `ingestion.kv_context`. ``verdict``: the file that ``auto`` goes by, as `kvquilt gate` writes
     it; empty:
     ``quilt.verdict.json`` in the model's directory, if it is there (docs/recompute.md). ``prompt``,
-    ``limits``, ``auth``: filled in from the shared sections.
+    ``limits``, ``auth``, ``sharing_scopes``: filled in from what is shared.
     """
 
     model: str
@@ -86,6 +87,7 @@ class GeneratorConfig:
     verdict: str = ""
     forget_deleted_s: float = 60.0
     selector: SelectionConfig = field(default_factory=SelectionConfig)
+    sharing_scopes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     prompt: PromptConfig = field(default_factory=PromptConfig)
     limits: RequestLimits = field(default_factory=RequestLimits)
     auth: AuthConfig = field(default_factory=AuthConfig)
@@ -103,6 +105,7 @@ class GeneratorConfig:
         if not self.model:
             raise ValueError("model: a directory or Hugging Face id is required")
         check_least(self, 0, "forget_deleted_s")
+        SharingScopes(self.sharing_scopes)
         if not all(self.stop):
             raise ValueError("stop: a text is empty")
         check_least(self, 1, "max_tokens", "max_tokens_limit", "max_chunks", "max_questions")

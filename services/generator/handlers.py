@@ -79,7 +79,7 @@ class GenerationServicer(LoadedServicer[Generator]):
     async def DescribeModel(
         self, request: generation_pb2.DescribeModelRequest, ctx: RequestContext
     ) -> generation_pb2.DescribeModelResponse:
-        return MODEL.to_pb(self._service.describe())
+        return MODEL.to_pb(self._service.describe(ctx.tenant))
 
     @unary
     async def SuspendVerdict(

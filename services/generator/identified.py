@@ -7,7 +7,7 @@ none: what a caller says of a parent that does not exist leads to KV that nobody
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.generator.prompts import Prompts
@@ -15,6 +15,7 @@ from shared.errors import InvalidRequest
 from shared.generation.asked import Chunk
 from shared.generation.pieces import Conditioned, Piece
 from shared.identity import TokenIds, chunk_identity
+from shared.sharing import SharingScopes
 
 
 class Identified(NamedTuple):
@@ -26,10 +27,12 @@ class Identified(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """Of the chunks of one model, as its ``prompts`` make ids of them. Methods raise ``InvalidRequest``."""
+    """Of the chunks of one model, as its ``prompts`` make ids of them. ``scopes``: who shares KV with whom.
+    Methods raise ``InvalidRequest``."""
 
     prompts: Prompts
     fingerprint: str
+    scopes: SharingScopes = field(default_factory=SharingScopes)
 
     def of(
         self, tenant: str, prefix_ids: TokenIds, pieces: Sequence[Piece], chained: bool = False
@@ -60,8 +63,9 @@ class Identities:
         return parent_id
 
     def _chunk(self, tenant: str, prefix_ids: TokenIds, ids: TokenIds, parent_id: str) -> Chunk:
-        isolated_id = chunk_identity(tenant, self.fingerprint, prefix_ids, ids)
+        of = (self.scopes.owner(tenant), self.fingerprint, prefix_ids, ids)
+        isolated_id = chunk_identity(*of)
         if not parent_id:
             return Chunk(isolated_id, ids)
-        chunk_id = chunk_identity(tenant, self.fingerprint, prefix_ids, ids, parent_id)
+        chunk_id = chunk_identity(*of, parent_id)
         return Chunk(chunk_id, ids, parent_id, isolated_id)

@@ -35,19 +35,19 @@ class Comparing:
         self._found: dict[str, tuple[float, str]] = {}
 
     def open(
-        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = ""
+        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = "", tenant: str = ""
     ) -> Mapping[str, StoredSegment]:
         stored = {key: length for key, length in chunk_lens.items() if not key.startswith(_NAME)}
-        return self._source.open(stored, encoding, traceparent) if stored else {}
+        return self._source.open(stored, encoding, traceparent, tenant) if stored else {}
 
     def as_stored(self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor]) -> None:
         self._source.as_stored(k_LHTD, v_LHTD)
 
-    def chain(self, chunk: Chunk) -> Sequence[Chunk] | None:
-        return self._source.chain(chunk)
+    def chain(self, chunk: Chunk, tenant: str) -> Sequence[Chunk] | None:
+        return self._source.chain(chunk, tenant)
 
-    def prefetch(self, chunk_ids: Sequence[str]) -> None:
-        self._source.prefetch(chunk_ids)
+    def prefetch(self, chunk_ids: Sequence[str], tenant: str = "") -> None:
+        self._source.prefetch(chunk_ids, tenant)
 
     def save(self, chunk: ComputedChunk) -> None:
         if not chunk.key.startswith(_NAME):
@@ -68,7 +68,7 @@ class Comparing:
 
     def _compared(self, computed: ComputedChunk) -> tuple[float, str]:
         chunk_id, length = computed.key.rpartition(":")[2], len(computed.token_ids)
-        stored = self._source.open({chunk_id: length}).get(chunk_id)
+        stored = self._source.open({chunk_id: length}, tenant=computed.tenant).get(chunk_id)
         if stored is None:
             return 0.0, ""
         try:

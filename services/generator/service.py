@@ -37,7 +37,8 @@ from shared.kv_stores import ReadableChunks
 from shared.metrics.recorder import MetricReading, Metrics
 from shared.metrics.table import PREFILLED_CHUNKS
 from shared.prompt import PromptTokenizer
-from shared.request import RequestContext
+from shared.request import DEFAULT_TENANT, RequestContext
+from shared.sharing import SharingScopes
 from shared.streams import cancelled
 from shared.tracing.names import NUM_CHUNKS, NUM_TOKENS, REUSE
 from shared.tracing.spans import span
@@ -75,7 +76,8 @@ class Generator:
             tokenizer.hash if tokenizer else "",
             {name: adapter_identity(where) for name, where in config.engine.adapters.items()},
         )
-        identities = Identities(self.prompts, engine.model.fingerprint)
+        self._scopes = SharingScopes(config.sharing_scopes)
+        identities = Identities(self.prompts, engine.model.fingerprint, self._scopes)
         self._planner = Planner(config, engine.model.spec, identities, self._modes, tokenizer is not None)
         self._reader = ChunkReader(tokenizer)
         self._parents = ReadableParents(documents)
@@ -238,7 +240,8 @@ class Generator:
         """Lets go of these chunks' resident KV, unless a request uses it now."""
         self._engine.forget(chunk_ids)
 
-    def describe(self) -> ModelDescription:
+    def describe(self, tenant: str = DEFAULT_TENANT) -> ModelDescription:
+        """As it is served to a tenant."""
         spec, tokenizer = self.model.spec, self.tokenizer
         return ModelDescription(
             model=self.config.model,
@@ -254,6 +257,7 @@ class Generator:
             eos_ids=tuple(sorted(spec.eos_ids)),
             kv_encoding=self.config.kv_encoding,
             prompt=tokenizer.template.origin if tokenizer else "",
+            kv_scope=self._scopes.of(tenant),
         )
 
     async def suspend(self, verdict: str, reason: str) -> bool:

@@ -55,8 +55,8 @@ def blocks_of(manifest: Manifest) -> list[Block | None]:
 def identified(
     of: tuple[str, str, tuple[int, ...]], chunks: Sequence[TextChunk]
 ) -> tuple[ManifestChunk, ...]:
-    """A document's chunks, each with its identity and that of what it is computed behind. ``of``: tenant,
-    model's fingerprint, prefix."""
+    """A document's chunks, each with its identity and that of what it is computed behind. ``of``: whose
+    they are (``shared.identity.kv_owner``), model's fingerprint, prefix."""
     found: list[ManifestChunk] = []
     parent_id = ""
     for chunk in chunks:

@@ -8,6 +8,7 @@ from services.ingestion.chains import blocks_of, identified
 from services.ingestion.recipe import Draft
 from shared.documents import Stage, UpsertProgress
 from shared.generation.described import ModelDescription
+from shared.identity import kv_owner
 from shared.kv_types import Manifest
 from shared.readers import EVERYBODY, Readers, both
 from shared.search import IndexedChunk, IndexedDocument
@@ -16,7 +17,7 @@ from shared.search import IndexedChunk, IndexedDocument
 def manifest_of(
     tenant: str, collection: str, model: ModelDescription, draft: Draft, created_s: float
 ) -> Manifest:
-    of = (tenant, model.fingerprint, model.prefix_ids)
+    of = (kv_owner(tenant, model.kv_scope), model.fingerprint, model.prefix_ids)
     return Manifest(
         tenant=tenant,
         collection=collection,
@@ -31,6 +32,7 @@ def manifest_of(
         kv_context=draft.kv_context,
         readers=draft.readers,
         sections=draft.sections,
+        kv_scope=model.kv_scope,
     )
 
 

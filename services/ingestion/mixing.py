@@ -1,5 +1,5 @@
-"""Tells which collections are not as they would be made now: by another model or prompt, or under another
-``kv_context``."""
+"""Tells which collections are not as they would be made now: by another model or prompt, under another
+``kv_context``, or in another scope of sharing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def difference(made: MadeFor, now: MadeFor) -> str:
         return f"another {what}"
     if made.kv_context != now.kv_context:
         return f"kv_context {made.kv_context or KvContext.NONE.value}"
-    return ""
+    return f"sharing scope {made.kv_scope or 'none'}" if made.kv_scope != now.kv_scope else ""
 
 
 def mixing(collection: str, stale: Sequence[Manifest], model: ModelDescription) -> ModelMismatch:

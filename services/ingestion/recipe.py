@@ -167,7 +167,7 @@ class Recipe:
         """Whether the document is cut, and its KV computed, as it would be now."""
         settings = stored.source_hash.split(".")[0].rpartition("-")[2].removeprefix(_RECUT)
         cut_alike = settings == self._settings_hash and stored.kv_context == self.kv_context
-        return cut_alike and is_current(stored, model)
+        return cut_alike and not stored.made_for.stored_apart_from(model.made_for)
 
     def check_model(self, model: ModelDescription) -> None:
         """

@@ -93,7 +93,8 @@ class IngestionService:
             """But perhaps for the readers of all of it."""
             if stored is None or stored.sections != source.sections:
                 return False
-            return recipe.is_of(stored, source) and is_current(stored, model)
+            stored_apart = stored.made_for.stored_apart_from(model.made_for)
+            return recipe.is_of(stored, source) and not stored_apart
 
         async def work(ctx: RequestContext, document_id: str, report: Report) -> None:
             source = sources[document_id]

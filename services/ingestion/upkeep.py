@@ -95,10 +95,10 @@ class DocumentUpkeep:
                 manifest = await self._store.stored(ctx, name, document_id)
                 if manifest is None:  # deleted meanwhile
                     return report(UpsertProgress(key, Stage.REMOVED))
-                if what := manifest.made_for.differs_from(model.made_for):
+                if what := manifest.made_for.stored_apart_from(model.made_for):
                     raise ModelMismatch(
-                        f"made for another {what} than the one being served, which cannot compute its "
-                        "KV; make it anew: "
+                        f"made for another {what} than the one being served, so its KV cannot be computed "
+                        "as it was; make it anew: "
                         f"kvquilt ingest --re-encode --collection {name}"
                     )
                 return await self._store.refresh(ctx, manifest, named, encoding, _as(key, report), auxiliary)

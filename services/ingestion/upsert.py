@@ -1,5 +1,6 @@
 """One document, step by step. The order is the guarantee:
 
+    quota        kv_store says whether there may be so much more
     prefill      the generator makes the KV of every chunk durable
     auxiliary    the selector, if there is one, does the same with its own
     restrict     who is to read it no longer does not find the old version any more
@@ -113,7 +114,7 @@ class DocumentStore:
         Raises:
             InvalidRequest: it does not fit into the index.
             ModelMismatch: the generator serves another model than when the run began.
-            StorageFull: no space for KV or manifest.
+            StorageFull: no space for KV or manifest, or more than the tenant or the caller may have.
             Conflict: chunks vanish as fast as they are made.
         """
         manifest = manifest_of(ctx.tenant, collection, model, draft, self.now())
@@ -121,6 +122,7 @@ class DocumentStore:
             check_indexable, indexed_of(manifest)
         )  # before anything is computed and stored
         report(progress_of(manifest, Stage.PARSED))
+        await self._check_quota(ctx, manifest, model)
         reused = await self._prefill(ctx, manifest, report)
         await self._restrict(ctx, old, manifest)
         manifest = await self._put_manifest(ctx, manifest, auxiliary)
@@ -188,6 +190,17 @@ class DocumentStore:
             await self.unindex(ctx, collection, [document_id])
         auxiliary = {c.auxiliary_id for c in manifest.chunks} if manifest else set()
         return [kv_id for kv_id in removed if kv_id not in auxiliary]
+
+    async def _check_quota(self, ctx: RequestContext, manifest: Manifest, model: ModelDescription) -> None:
+        """Before anything is computed. What it will take is told exactly by what was stored: ``_store`` looks
+        again.
+
+        Raises:
+            StorageFull: the tenant, or the caller, would have more than it may.
+        """
+        untold = replace(manifest, chunks=tuple(replace(c, text="", heading="") for c in manifest.chunks))
+        least = model.least_stored_bytes_per_token
+        await self.policy.run(ctx, lambda c: self.manifests.check_quota(c, untold, least))
 
     async def _restrict(self, ctx: RequestContext, old: Manifest | None, new: Manifest) -> None:
         """Takes those readers from ``old``, in the index, that ``new`` does not have: before the manifest

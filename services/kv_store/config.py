@@ -14,6 +14,7 @@ from shared.config import check_above_zero, check_least
 from shared.deployment import DeploymentConfig
 from shared.limits import RequestLimits
 from shared.principals.config import AuthConfig
+from shared.sharing import SharingScopes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,12 @@ class KvStoreConfig:
     one machine), the environment variable ``KVQUILT_KV_STORE__DIRECTORY`` of a node overrides it there.
     ``host``: the address on which agents listen; empty means their node's own. ``objects``: the object store
     that holds everything, if its endpoint is given. ``disk_capacity_bytes`` 0: as much as fits. ``lease_s``:
-    how long a chunk stays in its tier after somebody was told where it is. ``prefer_peers``: fetch from other
+    how long a chunk stays in its tier after somebody was told where it is. ``resident_floor``: the share of a
+    node's memory tier, and of its disk tier, that stays a tenant's when others need room for copies: what he
+    used last, as far as that fits; all floors together take half at most. ``prefer_peers``: fetch from other
     nodes before the object store. ``stale_staging_s``: staged files that did not change for so long belong to
-    nobody any more. ``limits``: of requests, ``auth``: who may
-    make them; filled in from the shared sections."""
+    nobody any more. ``limits``: of requests, ``auth``: who may make them, ``sharing_scopes``: which tenants
+    share KV; filled in from what is shared."""
 
     directory: str
     host: str = ""
@@ -68,8 +71,10 @@ class KvStoreConfig:
     lease_s: float = 60.0
     quotas: QuotaConfig = field(default_factory=QuotaConfig)
     garbage: GarbageConfig = field(default_factory=GarbageConfig)
+    resident_floor: float = 0.1
     reconcile_s: float = 2.0
     stale_staging_s: float = 3600.0
+    sharing_scopes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     limits: RequestLimits = field(default_factory=RequestLimits)
     auth: AuthConfig = field(default_factory=AuthConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
@@ -78,5 +83,8 @@ class KvStoreConfig:
     def __post_init__(self) -> None:
         if not Path(self.directory).is_absolute():
             raise ValueError(f"directory: must be an absolute path, got {self.directory!r}")
+        SharingScopes(self.sharing_scopes)
         check_above_zero(self, "reconcile_s")
         check_least(self, 0, "disk_capacity_bytes", "lease_s", "stale_staging_s")
+        if not 0 <= self.resident_floor <= 1:  # False for NaN
+            raise ValueError(f"resident_floor: must be from 0 to 1, got {self.resident_floor}")

@@ -66,6 +66,14 @@ class StoreHandlers(HealthServicer):
         return pb.PutManifestResponse(deleted_chunk_ids=deleted)
 
     @unary
+    async def CheckQuota(self, request: pb.CheckQuotaRequest, ctx: RequestContext) -> pb.CheckQuotaResponse:
+        manifest = MANIFEST.of(request.manifest)
+        await self._store.check_quota(
+            ctx, replace(manifest, tenant=manifest.tenant or ctx.tenant), request.bytes_per_token
+        )
+        return pb.CheckQuotaResponse()
+
+    @unary
     async def GetManifest(
         self, request: pb.GetManifestRequest, ctx: RequestContext
     ) -> pb.GetManifestResponse:

@@ -101,6 +101,7 @@ class AuxiliaryKv:
                 found |= self._at_hand(missing)
                 began = time.monotonic()
                 loaded = await self._load(
+                    ctx.tenant,
                     {key: len(wanted[key].chunk.token_ids) for key in missing if key not in found},
                     ctx.traceparent if is_traced(ctx) else "",
                 )
@@ -143,7 +144,7 @@ class AuxiliaryKv:
             chunk = (placed if chain is not None else placed.alone).chunk
             for key in near.keys() - {link.chunk_id for link in chain or ()}:
                 del near[key]
-            checked = await self._verified(chunk)
+            checked = await self._verified(ctx.tenant, chunk)
             if checked.intact:
                 return chunk.chunk_id, True
             segment = self.resident.get(chunk.chunk_id)
@@ -175,19 +176,21 @@ class AuxiliaryKv:
     def _at_hand(self, keys: Iterable[str]) -> dict[str, Segment]:
         return {key: segment for key in keys if (segment := self.resident.get(key)) is not None}
 
-    async def _load(self, chunk_lens: dict[str, int], traceparent: str = "") -> list[Loaded]:
+    async def _load(self, tenant: str, chunk_lens: dict[str, int], traceparent: str = "") -> list[Loaded]:
         """One answer per chunk."""
         if not chunk_lens:
             return []
         loaded: list[Loaded] = await _told(
-            lambda tell: self._loader.load(chunk_lens, tell, traceparent=traceparent), len(chunk_lens), Loaded
+            lambda tell: self._loader.load(chunk_lens, tell, traceparent=traceparent, tenant=tenant),
+            len(chunk_lens),
+            Loaded,
         )
         self.counts.loaded += sum(one.segment is not None for one in loaded)
         return loaded
 
-    async def _verified(self, chunk: Chunk) -> Checked:
+    async def _verified(self, tenant: str, chunk: Chunk) -> Checked:
         lens = {chunk.chunk_id: len(chunk.token_ids)}
-        (checked,) = await _told(lambda tell: self._loader.verify(lens, tell), 1, Checked)
+        (checked,) = await _told(lambda tell: self._loader.verify(lens, tell, tenant=tenant), 1, Checked)
         return checked
 
     async def _compute(
@@ -213,7 +216,7 @@ class AuxiliaryKv:
         chunk = placed.alone.chunk
         segment = self.resident.get(chunk.chunk_id)
         if segment is None:
-            (loaded,) = await self._load({chunk.chunk_id: len(chunk.token_ids)})
+            (loaded,) = await self._load(ctx.tenant, {chunk.chunk_id: len(chunk.token_ids)})
             segment = loaded.segment
             if segment is None:
                 segment = await self._encode(ctx, Turn.QUESTION, chunk.token_ids, (), index)
@@ -233,7 +236,9 @@ class AuxiliaryKv:
         afterwards. What is computed here is stored when it is asked for itself."""
         near |= self._at_hand(link.chunk_id for link in chain if link.chunk_id not in near)
         lens = {link.chunk_id: len(link.token_ids) for link in chain if link.chunk_id not in near}
-        near |= {one.key: one.segment for one in await self._load(lens) if one.segment is not None}
+        near |= {
+            one.key: one.segment for one in await self._load(ctx.tenant, lens) if one.segment is not None
+        }
         segments: list[Segment] = []
         for link in chain:
             if link.chunk_id not in near:

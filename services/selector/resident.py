@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from shared.engine.kv.floors import Floors
 from shared.engine.kv.segment import Segment
+from shared.floors import Floors
 
 
 class Resident:

@@ -16,6 +16,7 @@ class Allowance:
     tokens_per_s: of prompts, answers and documents, counted when they are known; 0: no limit.
     burst_s: a principal that kept quiet may take what it is due in so many seconds at once.
     concurrent: calls under way, waiting ones included.
+    stored_bytes: of the KV of the documents that it stored, each chunk once, in the whole store; 0: no limit.
     weight: of a tenant among those that wait: 2 gets twice as many places as 1.
     """
 
@@ -23,10 +24,11 @@ class Allowance:
     tokens_per_s: float = 0.0
     burst_s: float = 10.0
     concurrent: int = 256
+    stored_bytes: int = 0
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        check_least(self, 0, "requests_per_s", "tokens_per_s")
+        check_least(self, 0, "requests_per_s", "tokens_per_s", "stored_bytes")
         check_least(self, 1, "concurrent")
         check_above_zero(self, "burst_s", "weight")
 
@@ -39,13 +41,15 @@ class OwnAllowance:
     tokens_per_s: float | None = None
     burst_s: float | None = None
     concurrent: int | None = None
+    stored_bytes: int | None = None
     weight: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PrincipalLimits(Allowance):
     """Of every principal, and ``of`` some: a tenant's name, or `TENANT/NAME` of one of its principals, which
-    is stronger. Every replica counts for itself."""
+    is stronger; `NAME` as in the audit: `key/anna`, `certificate/search`, `token/SUBJECT`, `operator`. Every
+    replica counts for itself, but for stored bytes."""
 
     of: dict[str, OwnAllowance] = field(default_factory=dict)
 

@@ -103,6 +103,16 @@ class KvStoreClient(ServiceClient):
         response = await self.ask(ctx, "PutManifest", request, pb.PutManifestResponse)
         return [*response.deleted_chunk_ids]
 
+    async def check_quota(self, ctx: RequestContext, manifest: Manifest, bytes_per_token: int) -> None:
+        """Looks whether a document may be stored by its size: its chunks need not be stored yet.
+        ``bytes_per_token``: what those that are not will take at least.
+
+        Raises:
+            StorageFull: its tenant, or who asks, would have more than it may.
+        """
+        request = pb.CheckQuotaRequest(manifest=MANIFEST.to_pb(manifest), bytes_per_token=bytes_per_token)
+        await self.ask(ctx, "CheckQuota", request, pb.CheckQuotaResponse)
+
     async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
         """
         Raises:

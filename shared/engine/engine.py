@@ -250,7 +250,7 @@ class Engine:
             resident = set(self._stats.resident_chunk_ids)
             chunk_ids = {c.chunk_id: None for c in request.chunks if c.chunk_id not in resident}
             if chunk_ids:
-                self._loader.prefetch(tuple(chunk_ids))
+                self._loader.prefetch(tuple(chunk_ids), request.tenant)
 
     def _arrive(self, job: ContextJob | PrefillJob) -> None:
         request_id = job.request.request_id

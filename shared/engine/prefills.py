@@ -38,6 +38,7 @@ class Prefills:
             lens,
             lambda checked: self.inbox.post(lambda: self._on_checked(checked, job)),
             job.request.encoding,
+            job.request.tenant,
         )
 
     def start_chunks(self) -> None:

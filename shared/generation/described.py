@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.identity import digest, ids_hash
+from shared.kv_buffers import ITEM_SIZES, PACKED_BITS
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
     """``tokenizer_hash`` is empty for a model without a tokenizer, which is served by ids only.
-    ``kv_encoding``: how new KV is stored (exact, int8, …). ``prompt``: where its prompt comes from."""
+    ``kv_encoding``: how new KV is stored (exact, int8, …). ``prompt``: where its prompt comes from.
+    ``kv_scope``: the scope in which the KV of whoever asked is shared (``shared.sharing``); empty: none."""
 
     model: str
     fingerprint: str
@@ -25,13 +27,21 @@ class ModelDescription:
     eos_ids: tuple[int, ...]
     kv_encoding: str = ""
     prompt: str = ""
+    kv_scope: str = ""
+
+    @property
+    def least_stored_bytes_per_token(self) -> int:
+        """What files of new KV take, without their headers and ranges."""
+        packed = PACKED_BITS.get(self.kv_encoding)
+        if packed is None:
+            return self.kv_bytes_per_token
+        return self.kv_bytes_per_token * packed // (8 * ITEM_SIZES[self.dtype])
 
     @property
     def made_for(self) -> MadeFor:
         """What KV of a chunk's text is made for, by this model."""
-        return MadeFor(
-            self.fingerprint, ids_hash(self.prefix_ids), text_hash(self.tokenizer_hash, self.chunk_template)
-        )
+        template = text_hash(self.tokenizer_hash, self.chunk_template)
+        return MadeFor(self.fingerprint, ids_hash(self.prefix_ids), template, kv_scope=self.kv_scope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +50,14 @@ class MadeFor:
     not known, since an earlier version stored the document. An answer over another one would be wrong.
 
     ``kv_context``: what its KV is computed behind (``shared.kv_types.KvContext``; empty: the prefix alone).
-    Each chunk names its own parent, so answers over any are right, and a model has none of its own."""
+    Each chunk names its own parent, so answers over any are right, and a model has none of its own.
+    ``kv_scope``: as of a ``Manifest``; answers over any are right, too."""
 
     fingerprint: str
     prefix: str = ""
     template: str = ""
     kv_context: str = ""
+    kv_scope: str = ""
 
     def differs_from(self, now: MadeFor) -> str:
         """Names the first thing that is another one now; empty: none."""
@@ -54,6 +66,10 @@ class MadeFor:
         if self.prefix and self.prefix != now.prefix:
             return "prompt prefix"
         return "chunk template" if self.template and self.template != now.template else ""
+
+    def stored_apart_from(self, now: MadeFor) -> str:
+        """Names the first thing for which its KV is stored under other identities now; empty: none."""
+        return self.differs_from(now) or ("sharing scope" if self.kv_scope != now.kv_scope else "")
 
 
 def text_hash(tokenizer_hash: str, chunk_template: str) -> str:

@@ -49,6 +49,7 @@ ROLES: Mapping[str, Role | None] = {
     "KvStore.Put": Role.ADMIN,
     "KvStore.Get": Role.ADMIN,
     "KvStore.PutManifest": Role.ADMIN,
+    "KvStore.CheckQuota": Role.INTERNAL,
     "KvStore.GetManifest": Role.ADMIN,
     "KvStore.ListManifests": Role.ADMIN,
     "KvStore.DeleteManifest": Role.INTERNAL,

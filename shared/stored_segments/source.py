@@ -80,18 +80,19 @@ class StoreSegmentSource:
         self._encoded: MutableMapping[torch.Tensor, list[Buffers]] = WeakTensorKeyDictionary()
 
     def open(
-        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = ""
+        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = "", tenant: str = ""
     ) -> Mapping[str, StoredSegment]:
         """A file that cannot be read right is not absent: its segment raises when read, so that it will be
         replaced."""
         if not encoding:
-            return self._find(chunk_lens, direct=True, traceparent=traceparent)
-        found = self._find(chunk_lens)
+            return self._find(chunk_lens, tenant, direct=True, traceparent=traceparent)
+        found = self._find(chunk_lens, tenant)
         converted = {
             chunk_id: self._converted(chunk_id, segment, encoding) for chunk_id, segment in found.items()
         }
         anew = [chunk_id for chunk_id, segment in converted.items() if segment is None]
-        return {i: s for i, s in converted.items() if s} | self._find({i: chunk_lens[i] for i in anew})
+        made = self._find({i: chunk_lens[i] for i in anew}, tenant)
+        return {i: s for i, s in converted.items() if s} | made
 
     def as_stored(self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor]) -> None:
         if self._encoding == EXACT:
@@ -102,9 +103,9 @@ class StoreSegmentSource:
             encoding_of(self._encoding).decode(buffers, rotation, k_HTD, v_HTD)
         self._encoded[k_LHTD[0]] = layers
 
-    def chain(self, chunk: Chunk) -> Sequence[Chunk] | None:
+    def chain(self, chunk: Chunk, tenant: str) -> Sequence[Chunk] | None:
         """By the document's manifest; believed only if its identities lead to the chunk's parent."""
-        ctx = RequestContext.create(deadline_ms=_OPEN_DEADLINE_MS)
+        ctx = RequestContext.create(tenant=tenant, deadline_ms=_OPEN_DEADLINE_MS)
         try:
             found = self._wait(self._store.chain(ctx, chunk.parent_id), ctx)
         except KvquiltError as error:
@@ -118,9 +119,9 @@ class StoreSegmentSource:
             for chunk_id, ids, parent_id in zip(identities, found.links, ("", *identities), strict=False)
         ]
 
-    def prefetch(self, chunk_ids: Sequence[str]) -> None:
+    def prefetch(self, chunk_ids: Sequence[str], tenant: str = "") -> None:
         """The store answers at once and brings them to this node meanwhile."""
-        ctx = RequestContext.create(deadline_ms=_OPEN_DEADLINE_MS)
+        ctx = RequestContext.create(tenant=tenant, deadline_ms=_OPEN_DEADLINE_MS)
         try:
             self._wait(self._store.prefetch(ctx, chunk_ids, self._node_id), ctx)
         except KvquiltError as error:
@@ -141,22 +142,22 @@ class StoreSegmentSource:
         self._hand_over(ctx, header, layers, chunk.replace, chunk.write_back, origin)
 
     def _find(
-        self, chunk_lens: Mapping[str, int], direct: bool = False, traceparent: str = ""
+        self, chunk_lens: Mapping[str, int], tenant: str, direct: bool = False, traceparent: str = ""
     ) -> dict[str, StoredSegment]:
         """One that was not there any more is asked for once again: it may just have arrived, and so have
         moved."""
         if not chunk_lens:
             return {}
-        segments = dict(self._opened(chunk_lens, direct, traceparent))
+        segments = dict(self._opened(chunk_lens, tenant, direct, traceparent))
         moved = {chunk_id: chunk_lens[chunk_id] for chunk_id, segment in segments.items() if segment is None}
-        segments |= dict(self._opened(moved)) if moved else {}
+        segments |= dict(self._opened(moved, tenant)) if moved else {}
         return {chunk_id: segment for chunk_id, segment in segments.items() if segment is not None}
 
     def _opened(
-        self, chunk_lens: Mapping[str, int], direct: bool = False, traceparent: str = ""
+        self, chunk_lens: Mapping[str, int], tenant: str, direct: bool = False, traceparent: str = ""
     ) -> Iterable[tuple[str, StoredSegment | None]]:
         """The stored ones; None where the named file is not there."""
-        ctx = RequestContext.create(deadline_ms=_OPEN_DEADLINE_MS, traceparent=traceparent)
+        ctx = RequestContext.create(tenant=tenant, deadline_ms=_OPEN_DEADLINE_MS, traceparent=traceparent)
         try:
             opened = self._wait(self._store.open(ctx, list(chunk_lens), self._node_id, direct), ctx)
         except KvquiltError as error:
@@ -167,7 +168,7 @@ class StoreSegmentSource:
         for chunk in opened:
             if chunk.exists:
                 try:
-                    yield chunk.chunk_id, self._segment(chunk, chunk_lens[chunk.chunk_id])
+                    yield chunk.chunk_id, self._segment(chunk, chunk_lens[chunk.chunk_id], tenant)
                 except NotFound:
                     yield chunk.chunk_id, None
                 except (NewerFormat, Unavailable) as error:
@@ -177,7 +178,7 @@ class StoreSegmentSource:
                         error.detail,
                     )
 
-    def _segment(self, chunk: OpenedChunk, num_tokens: int) -> StoredSegment:
+    def _segment(self, chunk: OpenedChunk, num_tokens: int, tenant: str) -> StoredSegment:
         """
         Raises:
             NotFound: the file is not there any more.
@@ -185,7 +186,7 @@ class StoreSegmentSource:
             Unavailable: it was still arriving, and that ended.
         """
         if chunk.remote is not None:
-            remote = self._remote(chunk.chunk_id, chunk.remote, num_tokens)
+            remote = self._remote(chunk.chunk_id, chunk.remote, num_tokens, tenant)
             return FileSegment(remote, self._scratch, chunk.came_from)
         try:
             return FileSegment(self._checked(chunk, num_tokens), self._scratch, chunk.came_from)
@@ -202,23 +203,23 @@ class StoreSegmentSource:
             raise
         return file
 
-    def _remote(self, chunk_id: str, remote: RemoteFile, num_tokens: int) -> RemoteChunk:
+    def _remote(self, chunk_id: str, remote: RemoteFile, num_tokens: int, tenant: str) -> RemoteChunk:
         return RemoteChunk(
             chunk_id,
             partial(request, remote.url, remote.ca_file),
             lambda header: self._shape.check(header, chunk_id, num_tokens),
-            partial(self._brought, chunk_id, num_tokens),
+            partial(self._brought, chunk_id, num_tokens, tenant),
             self._beginners.submit,
             self._keys,
         )
 
-    def _brought(self, chunk_id: str, num_tokens: int) -> ChunkFile:
+    def _brought(self, chunk_id: str, num_tokens: int, tenant: str) -> ChunkFile:
         """The file on this node, brought by the store: it asks again, and others than the object store.
 
         Raises:
             NotFound, CorruptData, NewerFormat, Unavailable: it cannot be had like this either.
         """
-        ctx = RequestContext.create(deadline_ms=_OPEN_DEADLINE_MS)
+        ctx = RequestContext.create(tenant=tenant, deadline_ms=_OPEN_DEADLINE_MS)
         for _ in ("where it arrives", "where it moved to"):
             (opened,) = self._wait(self._store.open(ctx, [chunk_id], self._node_id), ctx)
             if not opened.exists:

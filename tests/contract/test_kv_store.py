@@ -200,13 +200,20 @@ async def test_a_document_keeps_its_chunks_and_takes_them_with_it(store: WholeSt
 
 async def test_a_chunk_of_two_documents_goes_with_the_second(store: WholeStore) -> None:
     await put(store, A)
-    other_tenant = RequestContext.create(tenant="other")
     await store.put_manifest(CTX, document("1", A))
-    await store.put_manifest(other_tenant, Manifest("other", "films", "x", chunks=(ManifestChunk(A, (1,)),)))
+    await store.put_manifest(CTX, document("x", A, collection="films"))
     assert await store.delete_manifest(CTX, "books", "1") == []
     assert await stored(store) == [A]
-    assert await store.delete_manifest(other_tenant, "films", "x") == [A]
+    assert await store.delete_manifest(CTX, "films", "x") == [A]
     assert await stored(store) == []
+
+
+async def test_a_chunk_of_another_tenants_document_is_not_to_be_referred_to(store: WholeStore) -> None:
+    await put(store, A)
+    await store.put_manifest(CTX, document("1", A))
+    other_tenant, films = RequestContext.create(tenant="other"), document("x", A, collection="films")
+    with pytest.raises(FailedPrecondition, match="1 of 1 chunks of the document are not stored"):
+        await store.put_manifest(other_tenant, replace(films, tenant="other"))
 
 
 async def test_replacing_a_document_removes_what_only_the_old_one_had(store: WholeStore) -> None:

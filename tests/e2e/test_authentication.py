@@ -20,6 +20,7 @@ from cluster.local import launcher
 from protos.kvquilt.v1 import common_pb2
 from shared.answer import Inquiry, RetrievalOptions, Retrieved
 from shared.clients.rag import RagClient
+from shared.documents import SourceDocument, Stage
 from shared.errors import KvquiltError, NotFound, PermissionDenied, Unauthenticated
 from shared.generation.asked import SamplingParams
 from shared.generation.orders import GenerationOrder
@@ -51,7 +52,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, documents: Path) -> Iterat
     """Has a key before it starts; its owner, who has none, ingests for the tenant acme."""
     data_dir = tmp_path_factory.mktemp("guarded") / "data"
     created(data_dir, "first")
-    running = stacks.start(data_dir, ingestion={"chunk_tokens": 96})
+    bounded = {"per_principal": {"of": {"acme/key/bounded": {"stored_bytes": 1}}}}
+    running = stacks.start(data_dir, ingestion={"chunk_tokens": 96}, limits=bounded)
     try:
         ingested = running.cli("--tenant", "acme", "ingest", str(documents), "-c", COLLECTION)
         assert ingested.returncode == 0, ingested.stdout + ingested.stderr
@@ -357,6 +359,23 @@ def test_nothing_of_a_key_is_in_any_file_or_log(guarded: Stack, keys: dict[Role,
             content = path.read_bytes()
             assert not [s for s in secrets if s in content], path
     assert json.loads((guarded.data_dir / "auth" / "keys.json").read_text())["version"] == 1
+
+
+async def test_a_key_stores_no_more_than_it_may_and_others_of_its_tenant_do(
+    guarded: Stack, keys: dict[Role, str]
+) -> None:
+    bounded = created(guarded.data_dir, "bounded", "--role", "writer")
+    await everywhere(guarded, bounded)
+    document = SourceDocument("note.md", b"# Note\n\nThe bridge is closed on Monday.")
+    for key, stage in ((bounded, Stage.FAILED), (keys[Role.WRITER], Stage.STORED)):
+        async with ingest_client(guarded.target, bearer(key)) as client:
+            *before, last = [e async for e in client.upsert(RequestContext.create(), "notes", [document])]
+        assert last.stage is stage, last.error
+        assert (Stage.PREFILLED in {event.stage for event in before}) == (stage is Stage.STORED)
+        if stage is Stage.FAILED:
+            assert last.error_code == "STORAGE_FULL"
+            assert "key/bounded of tenant 'acme' stored have 0 bytes" in last.error
+            assert "more than the 1 that limits.per_principal.stored_bytes allows" in last.error
 
 
 async def test_a_role_that_is_missing_is_named(guarded: Stack, keys: dict[Role, str]) -> None:

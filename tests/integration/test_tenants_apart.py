@@ -45,7 +45,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def served(model: Path, tmp_path: Path) -> AsyncIterator[Served]:
     store = DirectoryStore(tmp_path / "kv")
-    async with serving(model, store, kv_encoding="exact") as running:
+    scopes = {"shared": ["east", "west"]}
+    async with serving(model, store, kv_encoding="exact", sharing_scopes=scopes) as running:
         running.store = store  # type: ignore[attr-defined]
         yield running
 
@@ -78,12 +79,38 @@ async def test_what_one_tenant_asked_is_cached_for_him_and_not_for_another(serve
         first.recomputed_tokens,
         first.loaded_tokens,
     ), "the other is told what the first one was told at first"
+    store: DirectoryStore = served.store  # type: ignore[attr-defined]
+    assert {tenant for tenant, _ in store.asked_for} == {"acme", "other"}, "whose floor it counts for"
 
 
 async def test_what_one_tenant_prefilled_does_not_exist_for_another(served: Served) -> None:
     assert await prefill(served, "acme", [FIRST]) == [False]
     assert await prefill(served, "acme", [FIRST]) == [True]
     assert await prefill(served, "other", [FIRST]) == [False]
+
+
+async def test_in_a_scope_kv_is_computed_once_and_used_by_all_its_tenants(served: Served) -> None:
+    store: DirectoryStore = served.store  # type: ignore[attr-defined]
+    assert await prefill(served, "east", [FIRST, Conditioned(SECOND, (FIRST,))]) == [False, False]
+    assert await prefill(served, "west", [FIRST, Conditioned(SECOND, (FIRST,))]) == [True, True]
+    assert len(store.chunk_ids()) == 2
+    assert await prefill(served, "shared", [FIRST]) == [False], "a tenant called like the scope"
+    assert {tenant for tenant, _ in store.origins.values()} == {"east", "shared"}
+    assert (await served.client.describe(context(tenant="west"))).kv_scope == "shared"
+    assert (await served.client.describe(context(tenant="shared"))).kv_scope == ""
+
+
+async def test_in_a_scope_what_one_asked_is_resident_for_all_its_tenants(served: Served) -> None:
+    first, alone = await usage(served, "east"), await usage(served, "acme")
+    same, foreign = await usage(served, "west"), await usage(served, "other")
+    again = await usage(served, "east")
+    assert same.recomputed_tokens == again.recomputed_tokens < first.recomputed_tokens
+    for one in (alone, foreign):
+        assert (one.reused_tokens, one.recomputed_tokens, one.loaded_tokens) == (
+            *(first.reused_tokens, first.recomputed_tokens, first.loaded_tokens),
+        )
+    assert isinstance(served.generator, Generator)
+    assert len(served.generator.resident_chunk_ids()) == 3
 
 
 async def test_stored_kv_is_its_tenants_with_the_identity_that_says_so(served: Served) -> None:

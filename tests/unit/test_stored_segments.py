@@ -479,6 +479,17 @@ class TestArrivingChunks:
         assert ours.open({CHUNK: len(IDS)}) == {}
         assert store.path_of(CHUNK).read_bytes() == newer
 
+    @pytest.mark.parametrize("encoding", ["", "int8"])
+    def test_the_store_is_told_whose_chunks_it_is_asked_for(
+        self, store: DirectoryStore, loop: asyncio.AbstractEventLoop, encoding: str
+    ) -> None:
+        ours = source(store, loop)
+        ours.save(computed(*kv(), replace=False, write_back=False))
+        for segment in ours.open({CHUNK: len(IDS)}, encoding, tenant="acme").values():
+            segment.close()
+        ours.prefetch([CHUNK], "acme")
+        assert set(store.asked_for) == {("acme", CHUNK)}
+
 
 class TestChains:
     OF = ("tenant", SHAPE.model_fingerprint, PREFIX)
@@ -491,19 +502,19 @@ class TestChains:
     ) -> None:
         store.chains[self.SECOND] = Chain(*self.OF, ((3, 4), (7,)))
         links = [Chunk(self.FIRST, (3, 4)), Chunk(self.SECOND, (7,), self.FIRST)]
-        assert StoreSegmentSource(store, "node", loop, SHAPE).chain(self.ASKED) == links
+        assert StoreSegmentSource(store, "node", loop, SHAPE).chain(self.ASKED, "tenant") == links
 
     @pytest.mark.parametrize("links", [(), ((7,),), ((3, 4),), ((3, 5), (7,)), ((3, 4), (7,), (8,))])
     def test_another_chain_is_not_believed(
         self, store: DirectoryStore, loop: asyncio.AbstractEventLoop, links: tuple[tuple[int, ...], ...]
     ) -> None:
         store.chains[self.SECOND] = Chain(*self.OF, links)
-        assert StoreSegmentSource(store, "node", loop, SHAPE).chain(self.ASKED) is None
+        assert StoreSegmentSource(store, "node", loop, SHAPE).chain(self.ASKED, "tenant") is None
 
     def test_nobody_knows_it_or_nobody_answers(
         self, store: DirectoryStore, loop: asyncio.AbstractEventLoop
     ) -> None:
         source = StoreSegmentSource(store, "node", loop, SHAPE)
-        assert source.chain(self.ASKED) is None
+        assert source.chain(self.ASKED, "tenant") is None
         store.failure = Unavailable("away")
-        assert source.chain(self.ASKED) is None
+        assert source.chain(self.ASKED, "tenant") is None

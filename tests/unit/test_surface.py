@@ -19,7 +19,7 @@ INTERNAL = {rpc for rpc, role in ROLES.items() if role is Role.INTERNAL}
 FOR_SERVICES = {
     *("Retrieval.Index", "Retrieval.Unindex", "Retrieval.AdoptIndex", "Retrieval.ListIndexed"),
     *("Selection.Select", "Selection.Encode", "Selection.DescribeAuxiliary"),
-    *("Retrieval.Restrict", "KvStore.Readable"),
+    *("Retrieval.Restrict", "KvStore.Readable", "KvStore.CheckQuota"),
     *("KvStore.DeleteManifest", "KvStore.Prefetch", "Generation.SuspendVerdict"),
 }
 

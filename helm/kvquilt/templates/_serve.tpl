@@ -81,6 +81,9 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 {{- if has $name (list "ingestion" "generator" "selector") -}}
 {{- with $quilt.prompt }}{{ $_ := set $args "prompt" . }}{{ end -}}
 {{- end -}}
+{{- if has $name (list "kv_store" "generator") -}}
+{{- with $quilt.sharing_scopes }}{{ $_ := set $args "sharing_scopes" . }}{{ end -}}
+{{- end -}}
 {{- $own := omit $section "deployment" -}}
 {{- $told := dict -}}
 {{- with $section.deployment.log }}{{ $_ := set $told "log" . }}{{ end -}}

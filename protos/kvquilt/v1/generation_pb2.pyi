@@ -339,7 +339,7 @@ class DescribeModelRequest(_message.Message):
     def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ...) -> None: ...
 
 class DescribeModelResponse(_message.Message):
-    __slots__ = ("model", "fingerprint", "tokenizer_hash", "prefix_ids", "chunk_template", "question_template", "max_positions", "dtype", "kv_bytes_per_token", "device", "eos_ids", "kv_encoding", "prompt")
+    __slots__ = ("model", "fingerprint", "tokenizer_hash", "prefix_ids", "chunk_template", "question_template", "max_positions", "dtype", "kv_bytes_per_token", "device", "eos_ids", "kv_encoding", "prompt", "kv_scope")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -353,6 +353,7 @@ class DescribeModelResponse(_message.Message):
     EOS_IDS_FIELD_NUMBER: _ClassVar[int]
     KV_ENCODING_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    KV_SCOPE_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: str
     tokenizer_hash: str
@@ -366,7 +367,8 @@ class DescribeModelResponse(_message.Message):
     eos_ids: _containers.RepeatedScalarFieldContainer[int]
     kv_encoding: str
     prompt: str
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., chunk_template: _Optional[str] = ..., question_template: _Optional[str] = ..., max_positions: _Optional[int] = ..., dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., device: _Optional[str] = ..., eos_ids: _Optional[_Iterable[int]] = ..., kv_encoding: _Optional[str] = ..., prompt: _Optional[str] = ...) -> None: ...
+    kv_scope: str
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., chunk_template: _Optional[str] = ..., question_template: _Optional[str] = ..., max_positions: _Optional[int] = ..., dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., device: _Optional[str] = ..., eos_ids: _Optional[_Iterable[int]] = ..., kv_encoding: _Optional[str] = ..., prompt: _Optional[str] = ..., kv_scope: _Optional[str] = ...) -> None: ...
 
 class SuspendVerdictRequest(_message.Message):
     __slots__ = ("meta", "verdict", "reason")

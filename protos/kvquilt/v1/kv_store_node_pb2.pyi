@@ -71,18 +71,20 @@ class ChainResponse(_message.Message):
     def __init__(self, chain: _Optional[_Union[DocumentChain, _Mapping]] = ...) -> None: ...
 
 class DocumentChain(_message.Message):
-    __slots__ = ("tenant", "model_fingerprint", "prefix_ids", "links", "texts")
+    __slots__ = ("tenant", "model_fingerprint", "prefix_ids", "links", "texts", "kv_scope")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     PREFIX_IDS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
+    KV_SCOPE_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     model_fingerprint: str
     prefix_ids: _containers.RepeatedScalarFieldContainer[int]
     links: _containers.RepeatedCompositeFieldContainer[ChainLink]
     texts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, tenant: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., links: _Optional[_Iterable[_Union[ChainLink, _Mapping]]] = ..., texts: _Optional[_Iterable[str]] = ...) -> None: ...
+    kv_scope: str
+    def __init__(self, tenant: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., links: _Optional[_Iterable[_Union[ChainLink, _Mapping]]] = ..., texts: _Optional[_Iterable[str]] = ..., kv_scope: _Optional[str] = ...) -> None: ...
 
 class ChainLink(_message.Message):
     __slots__ = ("token_ids",)

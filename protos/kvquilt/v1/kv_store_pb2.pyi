@@ -110,7 +110,7 @@ class ManifestChunk(_message.Message):
     def __init__(self, chunk_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., text: _Optional[str] = ..., heading: _Optional[str] = ..., auxiliary_id: _Optional[str] = ..., parent_id: _Optional[str] = ..., header_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("tenant", "collection", "document_id", "title", "source_hash", "model_fingerprint", "prefix_ids", "chunks", "metadata", "created_s", "auxiliary", "kv_context", "readers", "sections")
+    __slots__ = ("tenant", "collection", "document_id", "title", "source_hash", "model_fingerprint", "prefix_ids", "chunks", "metadata", "created_s", "auxiliary", "kv_context", "readers", "sections", "kv_scope")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +132,7 @@ class Manifest(_message.Message):
     KV_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     READERS_FIELD_NUMBER: _ClassVar[int]
     SECTIONS_FIELD_NUMBER: _ClassVar[int]
+    KV_SCOPE_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     collection: str
     document_id: str
@@ -146,7 +147,8 @@ class Manifest(_message.Message):
     kv_context: str
     readers: _containers.RepeatedScalarFieldContainer[str]
     sections: _containers.RepeatedCompositeFieldContainer[_common_pb2.SectionReaders]
-    def __init__(self, tenant: _Optional[str] = ..., collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., source_hash: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., chunks: _Optional[_Iterable[_Union[ManifestChunk, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., created_s: _Optional[float] = ..., auxiliary: _Optional[str] = ..., kv_context: _Optional[str] = ..., readers: _Optional[_Iterable[str]] = ..., sections: _Optional[_Iterable[_Union[_common_pb2.SectionReaders, _Mapping]]] = ...) -> None: ...
+    kv_scope: str
+    def __init__(self, tenant: _Optional[str] = ..., collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., source_hash: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., chunks: _Optional[_Iterable[_Union[ManifestChunk, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., created_s: _Optional[float] = ..., auxiliary: _Optional[str] = ..., kv_context: _Optional[str] = ..., readers: _Optional[_Iterable[str]] = ..., sections: _Optional[_Iterable[_Union[_common_pb2.SectionReaders, _Mapping]]] = ..., kv_scope: _Optional[str] = ...) -> None: ...
 
 class PutManifestRequest(_message.Message):
     __slots__ = ("meta", "manifest")
@@ -161,6 +163,20 @@ class PutManifestResponse(_message.Message):
     DELETED_CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
     deleted_chunk_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, deleted_chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CheckQuotaRequest(_message.Message):
+    __slots__ = ("meta", "manifest", "bytes_per_token")
+    META_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    manifest: Manifest
+    bytes_per_token: int
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., bytes_per_token: _Optional[int] = ...) -> None: ...
+
+class CheckQuotaResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class GetManifestRequest(_message.Message):
     __slots__ = ("meta", "collection", "document_id")
@@ -223,20 +239,22 @@ class CountDocumentsRequest(_message.Message):
     def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ...) -> None: ...
 
 class AlikeDocuments(_message.Message):
-    __slots__ = ("collection", "num_documents", "model_fingerprint", "prefix_hash", "template_hash", "kv_context")
+    __slots__ = ("collection", "num_documents", "model_fingerprint", "prefix_hash", "template_hash", "kv_context", "kv_scope")
     COLLECTION_FIELD_NUMBER: _ClassVar[int]
     NUM_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_HASH_FIELD_NUMBER: _ClassVar[int]
     KV_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    KV_SCOPE_FIELD_NUMBER: _ClassVar[int]
     collection: str
     num_documents: int
     model_fingerprint: str
     prefix_hash: str
     template_hash: str
     kv_context: str
-    def __init__(self, collection: _Optional[str] = ..., num_documents: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., prefix_hash: _Optional[str] = ..., template_hash: _Optional[str] = ..., kv_context: _Optional[str] = ...) -> None: ...
+    kv_scope: str
+    def __init__(self, collection: _Optional[str] = ..., num_documents: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., prefix_hash: _Optional[str] = ..., template_hash: _Optional[str] = ..., kv_context: _Optional[str] = ..., kv_scope: _Optional[str] = ...) -> None: ...
 
 class CountDocumentsResponse(_message.Message):
     __slots__ = ("counts",)

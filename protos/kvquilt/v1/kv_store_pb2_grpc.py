@@ -57,6 +57,11 @@ class KvStoreStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PutManifestRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PutManifestResponse.FromString,
                 _registered_method=True)
+        self.CheckQuota = channel.unary_unary(
+                '/kvquilt.v1.KvStore/CheckQuota',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CheckQuotaRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CheckQuotaResponse.FromString,
+                _registered_method=True)
         self.GetManifest = channel.unary_unary(
                 '/kvquilt.v1.KvStore/GetManifest',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.GetManifestRequest.SerializeToString,
@@ -147,6 +152,14 @@ class KvStoreServicer:
 
     def PutManifest(self, request, context):
         """Documents. A manifest is immutable; storing a new one of the same document replaces the old one, in one step.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckQuota(self, request, context):
+        """Whether a document may be stored by its size, asked before its KV is computed: RESOURCE_EXHAUSTED where its tenant or the
+        caller would have more than it may.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -254,6 +267,11 @@ def add_KvStoreServicer_to_server(servicer, server):
                     servicer.PutManifest,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PutManifestRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PutManifestResponse.SerializeToString,
+            ),
+            'CheckQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckQuota,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CheckQuotaRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CheckQuotaResponse.SerializeToString,
             ),
             'GetManifest': grpc.unary_unary_rpc_method_handler(
                     servicer.GetManifest,
@@ -426,6 +444,33 @@ class KvStore:
             '/kvquilt.v1.KvStore/PutManifest',
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PutManifestRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PutManifestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvquilt.v1.KvStore/CheckQuota',
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CheckQuotaRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CheckQuotaResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from hashlib import blake2b
 
-from services.kv_store.documents.manifest_json import decode
+from services.kv_store.documents.manifest_json import decode_stored
 from shared.errors import NewerFormat
 from shared.generation.described import MadeFor
 from shared.kv_format import SealKeys
@@ -26,7 +26,9 @@ Key = tuple[str, str, str]
 class Document:
     """Each of its chunks of KV once, the auxiliary's too: a document refers to a chunk or it does not.
     ``parent_ids``: what its chunks are computed behind. ``made_for`` None: it is gone. ``readers``: who may
-    read it; ``sections``: of those that have fewer readers the ids of both kinds."""
+    read it; ``sections``: of those that have fewer readers the ids of both kinds. ``source``: hash of what it
+    was made of; empty: not known. ``stored_by``: the principal who brought that; empty: an earlier version
+    stored it, which did not say."""
 
     tenant: str
     collection: str
@@ -36,6 +38,8 @@ class Document:
     made_for: MadeFor | None = None
     readers: Readers = EVERYBODY
     sections: tuple[tuple[Readers, frozenset[str]], ...] = ()
+    source: str = ""
+    stored_by: str = ""
 
     @property
     def key(self) -> Key:
@@ -102,7 +106,7 @@ class Catalog:
         if data is None:
             return
         try:
-            document = document_of(decode(data, self._keys))
+            document = document_of(*decode_stored(data, self._keys))
             if not name.startswith("removed/") and name != name_of(document.key):
                 raise ValueError("it is another document's")
         except NewerFormat:
@@ -155,7 +159,11 @@ class Catalog:
         alike = Counter((d.collection, d.made_for) for d in own if who is None or d.readable_by(who))
         return sorted(
             (
-                AlikeDocuments(name, number, made.fingerprint, made.prefix, made.template, made.kv_context)
+                AlikeDocuments(
+                    *(name, number, made.fingerprint, made.prefix, made.template),
+                    kv_context=made.kv_context,
+                    kv_scope=made.kv_scope,
+                )
                 for (name, made), number in alike.items()
                 if made is not None
             ),
@@ -210,11 +218,12 @@ class NamesById:
         assert expected == {(chunk_id, name) for chunk_id in self._names for name in self.of(chunk_id)}
 
 
-def document_of(manifest: Manifest) -> Document:
+def document_of(manifest: Manifest, stored_by: str = "") -> Document:
     parent_ids = frozenset(chunk.parent_id for chunk in manifest.chunks if chunk.parent_id)
     key = (manifest.tenant, manifest.collection, manifest.document_id)
     of = (manifest.kv_ids, parent_ids, manifest.made_for)
-    return Document(*key, *of, manifest.readers, tuple(_sections_of(manifest)))
+    sections = tuple(_sections_of(manifest))
+    return Document(*key, *of, manifest.readers, sections, manifest.source, stored_by)
 
 
 def _sections_of(manifest: Manifest) -> Iterator[tuple[Readers, frozenset[str]]]:

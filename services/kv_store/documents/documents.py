@@ -28,7 +28,7 @@ from services.kv_store.blobs.reserve import Reserve
 from services.kv_store.documents.catalog import Catalog, Document, Removal, name_of
 from services.kv_store.documents.manifest_copies import ManifestCopies
 from services.kv_store.documents.manifest_files import ManifestFiles
-from services.kv_store.documents.manifest_json import decode, encode, is_damaged
+from services.kv_store.documents.manifest_json import decode, decode_stored, encode, is_damaged
 from services.kv_store.documents.manifest_mirror import ManifestMirror
 from services.kv_store.documents.manifest_scrub import damage_detail, foreign_detail, look_at_both
 from services.kv_store.documents.sealed_json import key_id_of
@@ -162,9 +162,9 @@ class Documents:
         with self._change(removal.name):
             self._manifests.remove(removal.name)
 
-    def put(self, manifest: Manifest) -> Removal | None:
-        """Stores a document in one step; what it replaced is pending. Until it is replaced, its chunks count
-        as referenced.
+    def put(self, manifest: Manifest, stored_by: str = "") -> Removal | None:
+        """Stores a document in one step, as that of the principal ``stored_by``; what it replaced is pending.
+        Until it is replaced, its chunks count as referenced.
 
         Raises:
             InvalidRequest: a name or the id is not allowed.
@@ -173,7 +173,7 @@ class Documents:
         if not 0 < len(manifest.document_id) <= LONGEST_DOCUMENT_ID:
             raise InvalidRequest(f"manifest.document_id: must have 1 to {LONGEST_DOCUMENT_ID} characters")
         name = name_of((manifest.tenant, manifest.collection, manifest.document_id))
-        data = encode(manifest, self._keys)
+        data = encode(manifest, self._keys, stored_by)
         with self._change(name):
             removal = self._note_removal(name)
             self._manifests.put(name, data)
@@ -232,6 +232,17 @@ class Documents:
                 )
             ]
 
+    def of_others(self, manifest: Manifest) -> set[str]:
+        """Ids that the manifest names and documents of other tenants have, but for those that follow from its
+        own token ids, which tenants of one scope may have in common: whoever refers to KV may read it."""
+        with self._reading:
+            foreign = {
+                kv_id
+                for kv_id in manifest.kv_ids
+                if any(document.tenant != manifest.tenant for document in self._catalog.having(kv_id))
+            }
+        return foreign and foreign - manifest.derived_ids
+
     def page(
         self,
         tenant: str,
@@ -273,11 +284,12 @@ class Documents:
         with self._reading:
             return self._catalog.counts(tenant, who)
 
-    def chain(self, parent_id: str) -> Chain | None:
-        """What a chunk with this parent is computed behind, by any document; None: none has it."""
+    def chain(self, tenant: str, parent_id: str) -> Chain | None:
+        """What a chunk with this parent is computed behind, by any document of the tenant; None: none has
+        it."""
         self._make_ready()
         with self._reading:
-            having = self._catalog.having(parent_id)
+            having = [document for document in self._catalog.having(parent_id) if document.tenant == tenant]
         for key in [document.key for document in having if parent_id in document.parent_ids]:
             with suppress(NotFound, CorruptData):  # removed meanwhile; damaged ones are in the log
                 if (chain := self.get(*key).chain_to(parent_id)) is not None:
@@ -310,7 +322,8 @@ class Documents:
                 with self._change(name):
                     data = self._files.read(name)
                     if data is not None and not is_damaged(data, keys):
-                        self._manifests.put(name, encode(decode(data, keys), keys))
+                        manifest, stored_by = decode_stored(data, keys)
+                        self._manifests.put(name, encode(manifest, keys, stored_by))
                 num_sealed += 1
             else:
                 num_unsealed += 1

@@ -1,10 +1,13 @@
 """A manifest as it is stored: sealed JSON, and the version of its form.
 
-    {"xxh3_64":"<16 hex digits>","version":5,"manifest":{…}}     the checksum covers what follows it, to the closing brace
+    {"xxh3_64":"<16 hex digits>","version":6,"manifest":{…}}     the checksum covers what follows it, to the closing brace
+    {"xxh3_64":"<16 hex digits>","version":5,"manifest":{…}}     no kv_scope; still written where KV is not shared
     {"xxh3_64":"<16 hex digits>","version":4,"manifest":{…}}     no readers: everybody's; still written where none are
     {"xxh3_64":"<16 hex digits>","version":3,"manifest":{…}}     nor a chunk behind another, no kv_context; still written where none is
     {"xxh3_64":"<16 hex digits>","version":2,"manifest":{…}}     nor auxiliary KV
     {"xxh3_64":"<16 hex digits>","manifest":{…}}                 version 1: the checksum covers the inner object
+
+``"stored_by":"key/anna"`` comes before ``"manifest"`` where it is known who stored the document; earlier versions do not look at it.
 
 Where the installation has a secret, `"mac"` follows the checksum (``sealed_json``). One checksum covers everything, so there is none per chunk: a chunk's id is a hash of its token ids,
 ``source_hash`` covers the source, and the KV has checksums of its own, layer by layer (it may be encoded anew
@@ -22,15 +25,26 @@ from shared.kv_format import SealKeys
 from shared.kv_types import Manifest, ManifestChunk
 from shared.readers import SectionReaders
 
-VERSION = 5
-_WITHOUT_READERS, _WITHOUT_CHAINS, _WITHOUT_AUXILIARY = 4, 3, 2
+VERSION = 6
+_WITHOUT_SCOPE, _WITHOUT_READERS, _WITHOUT_CHAINS, _WITHOUT_AUXILIARY = 5, 4, 3, 2
 
 
-def encode(manifest: Manifest, keys: SealKeys | None = None) -> bytes:
-    """``keys``: it is sealed with the current one."""
+def encode(manifest: Manifest, keys: SealKeys | None = None, stored_by: str = "") -> bytes:
+    """``keys``: it is sealed with the current one. ``stored_by``: the principal who did; empty: not known."""
+    version, fields = _fields(manifest)
+    known = {"stored_by": stored_by} if stored_by else {}
+    return seal({"version": version, **known, "manifest": fields}, keys)
+
+
+def _fields(manifest: Manifest) -> tuple[int, dict[str, Any]]:
+    """With the earliest version that reads them."""
     fields, version = asdict(manifest), VERSION
+    if manifest.kv_scope:
+        return version, fields
+    del fields["kv_scope"]
+    version = _WITHOUT_SCOPE
     if manifest.readers or manifest.sections:  # which an earlier version would show to everybody
-        return seal({"version": version, "manifest": fields})
+        return version, fields
     del fields["readers"], fields["sections"]
     version = _WITHOUT_READERS
     if not manifest.kv_context:
@@ -44,11 +58,17 @@ def encode(manifest: Manifest, keys: SealKeys | None = None) -> bytes:
             del fields["auxiliary"]
             for chunk in fields["chunks"]:
                 del chunk["auxiliary_id"]
-    return seal({"version": version, "manifest": fields}, keys)
+    return version, fields
 
 
 def decode(data: bytes, keys: SealKeys | None = None) -> Manifest:
-    """``keys``: one of them must have sealed it; None: whoever did is believed.
+    """Raises like ``decode_stored``."""
+    return decode_stored(data, keys)[0]
+
+
+def decode_stored(data: bytes, keys: SealKeys | None = None) -> tuple[Manifest, str]:
+    """With the principal who stored it; empty: not known. ``keys``: one of them must have sealed it; None:
+    whoever did is believed.
 
     Raises:
         ValueError: the bytes are not those that were written. NewerFormat: a later version of this program
@@ -61,7 +81,8 @@ def decode(data: bytes, keys: SealKeys | None = None) -> Manifest:
         fields: dict[str, Any] = outer["manifest"]
         chunks = tuple(ManifestChunk(**_with_tuples(c)) for c in fields["chunks"])
         sections = tuple(SectionReaders(**_with_tuples(one)) for one in fields.get("sections", ()))
-        return Manifest(**_with_tuples({**fields, "chunks": chunks, "sections": sections}))
+        manifest = Manifest(**_with_tuples({**fields, "chunks": chunks, "sections": sections}))
+        return manifest, str(outer.get("stored_by", ""))
     except (KeyError, TypeError) as error:
         raise ValueError(f"another version of this program wrote it: {error}") from None
 

@@ -1,7 +1,8 @@
-"""Quotas: how many bytes of KV the documents of a tenant may keep.
+"""Quotas: how many bytes of KV the documents of a tenant may keep, and those of one principal of it.
 
-What counts is the file size of the distinct chunks that the tenant's documents refer to: each once, in
-whatever encoding it is stored, however many copies the tiers hold.
+What counts is the file size of the distinct chunks that the tenant's documents refer to, or those of them
+that the principal stored: each once, in whatever encoding it is stored, however many copies the tiers hold.
+Sums are never stored: they follow from the manifests.
 """
 
 from __future__ import annotations
@@ -11,9 +12,16 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from services.kv_store.documents.catalog import Document
+from shared.admission.settings import PrincipalLimits
 from shared.errors import StorageFull
 from shared.kv_reports import TenantStats
 from shared.kv_types import ChunkStat, Manifest
+from shared.principals.principal import Principal
+
+_REMEDY = (
+    "delete documents, store KV in a smaller encoding (kvquilt store migrate --encoding int8), or have the "
+    "quota raised"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +53,29 @@ class QuotaConfig:
         if quota and after_bytes > quota and after_bytes > before_bytes:
             raise StorageFull(
                 f"the documents of tenant {tenant!r} would have {after_bytes} bytes of KV, more than "
-                f"its quota of {quota}; "
-                "delete documents, store KV in a smaller encoding (kvquilt store migrate --encoding "
-                "int8), or have the quota raised"
+                f"its quota of {quota}; {_REMEDY}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """Of tenants, and of their principals, by name."""
+
+    tenants: QuotaConfig = field(default_factory=QuotaConfig)
+    principals: PrincipalLimits = field(default_factory=PrincipalLimits)
+
+    def of_principal(self, tenant: str, name: str) -> int:
+        """Bytes; 0: no limit, as for documents of which nobody knows who stored them (``name`` empty)."""
+        return self.principals.allowance(Principal(name, tenant, frozenset())).stored_bytes if name else 0
+
+    def check_principal(self, tenant: str, name: str, before_bytes: int, after_bytes: int) -> None:
+        """As ``QuotaConfig.check``, of the documents that a principal stored."""
+        most = self.of_principal(tenant, name)
+        if most and after_bytes > most and after_bytes > before_bytes:
+            raise StorageFull(
+                f"the documents that {name} of tenant {tenant!r} stored have {before_bytes} bytes of KV and "
+                f"would have {after_bytes}, more than the {most} that limits.per_principal.stored_bytes "
+                f"allows; {_REMEDY}"
             )
 
 
@@ -85,13 +113,23 @@ class TenantUsage:
         )
 
 
-def after_replacing(documents: Iterable[Document], new: Manifest) -> tuple[set[str], set[str]]:
-    """The distinct chunks of a tenant's documents before and after ``new`` takes the place of the document of
-    its name."""
+def storer_of(known: Document | None, new: Manifest, who: Principal) -> str:
+    """The name of the principal whose document ``new`` is when ``who`` stores it in the place of ``known``:
+    whoever brought its source. What is made of that anew, for another model or other readers, stays his."""
+    if known is not None and known.source and known.source == new.source:
+        return known.stored_by
+    return who.name
+
+
+def after_replacing(
+    documents: Iterable[Document], new: Manifest, stored_by: str | None = None
+) -> tuple[set[str], set[str]]:
+    """The distinct chunks of a tenant's documents (``stored_by`` not None: of those of this principal) before
+    and after ``new``, which is one of them, takes the place of the document of its name."""
     others: set[str] = set()
     replaced: set[str] = set()
     for document in documents:
-        if document.tenant == new.tenant:
+        if document.tenant == new.tenant and stored_by in (None, document.stored_by):
             is_it = (document.collection, document.document_id) == (new.collection, new.document_id)
             (replaced if is_it else others).update(document.chunk_ids)
     return others | replaced, others | set(new.kv_ids)

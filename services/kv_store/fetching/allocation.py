@@ -26,17 +26,18 @@ class Allocation:
         self.tier.staging.discard(self.file.path)
 
 
-def allocate(tiers: Sequence[LocalTier], size: int, tail: bytes) -> Allocation:
-    """A file with room for the chunk in the first tier that has it, the chunk's end in place. Blocks.
+def allocate(tiers: Sequence[LocalTier], size: int, tail: bytes, tenant: str) -> Allocation:
+    """A file with room for a chunk, in the first tier that has it for ``tenant``, the chunk's end in place.
+    Blocks.
 
     Raises:
         StorageFull: no tier has room.
     """
     for tier in tiers:
-        reservation = tier.reserve(size)
+        reservation = tier.reserve(size, tenant)
         if reservation is not None:
             try:
-                file = tier.allocate(size)
+                file = tier.allocate(size, tenant)
                 file.write(size - len(tail), tail)
                 return Allocation(tier, reservation, file)
             except BaseException as error:

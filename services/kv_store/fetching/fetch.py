@@ -78,8 +78,9 @@ class FetchRoom:
 class Fetch:
     """One per chunk, however many ask for it. It goes on when all of them have gone away."""
 
-    def __init__(self, room: FetchRoom, chunk_id: str) -> None:
-        self.chunk_id = chunk_id
+    def __init__(self, room: FetchRoom, chunk_id: str, tenant: str) -> None:
+        """``tenant``: who asked for it first."""
+        self.chunk_id, self._tenant = chunk_id, tenant
         self.urgent = False
         """Somebody waits for it: its parts come before those of others. ``hurry`` sets it."""
         self.unwanted = False
@@ -156,7 +157,9 @@ class Fetch:
 
     async def _allocated(self, size: int, tail: bytes) -> Allocation:
         """``allocate``, and nothing is left of it if nobody waits for it any more."""
-        allocating = asyncio.ensure_future(self._in_thread(allocate, self._room.tiers, size, tail))
+        allocating = asyncio.ensure_future(
+            self._in_thread(allocate, self._room.tiers, size, tail, self._tenant)
+        )
         try:
             return await asyncio.shield(allocating)
         except asyncio.CancelledError:
@@ -260,9 +263,14 @@ class Fetch:
         tier, file, told = room.tier, room.file, self._framed.done()
         staged = tier.staging.second_name(file.path) if told else file.path
         if tier.keep(
-            self.chunk_id, staged, summary, reservation=room.reservation, unless=lambda: self.unwanted
+            self.chunk_id,
+            staged,
+            summary,
+            tenant=self._tenant,
+            reservation=room.reservation,
+            unless=lambda: self.unwanted,
         ):
-            kept = tier.open(self.chunk_id)
+            kept = tier.open(self.chunk_id, self._tenant)
             if kept is not None:
                 return kept
         if told:

@@ -120,7 +120,7 @@ class Fetches:
     ) -> tuple[Fetch, asyncio.Task[bool]]:
         """The fetch that is under way, or a new one."""
         if chunk_id not in self._running:
-            fetch = Fetch(self._room, chunk_id)
+            fetch = Fetch(self._room, chunk_id, peers.ctx.tenant)
             task = asyncio.create_task(self._fetched(fetch, peers))
             self._running[chunk_id] = fetch, task
             task.add_done_callback(lambda task: self._ended(chunk_id, task))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from services.kv_store.documents.documents import Documents
 from services.kv_store.documents.manifest_scrub import damage_detail, foreign_detail
-from services.kv_store.documents.quotas import QuotaConfig
+from services.kv_store.documents.quotas import Quotas
 from services.kv_store.fetching.flight import Flights
 from services.kv_store.fetching.nodes import Neighbours, Nodes
 from services.kv_store.fetching.sources import PeerSearch
@@ -30,6 +30,7 @@ from shared.kv_reports import NodeStats, StoreStats
 from shared.kv_types import ChunkPage, ChunkStat, OpenedChunk, Origin, PeerCopy
 from shared.metrics.recorder import MetricReading
 from shared.request import RequestContext
+from shared.sharing import SharingScopes
 from shared.tracing.names import NUM_CHUNKS
 from shared.tracing.spans import span
 
@@ -51,21 +52,24 @@ class Agent:
         nodes: Nodes,
         flights: Flights,
         location: str,
-        quotas: QuotaConfig,
+        quotas: Quotas,
         stale_staging_s: float,
         clock: Callable[[], float],
+        scopes: SharingScopes,
     ) -> None:
-        """``flights`` reads from other nodes; ``location``: where they read from this one."""
+        """``flights`` reads from other nodes; ``location``: where they read from this one. ``scopes``: who
+        shares KV with whom."""
         self._tiers, self._documents, self._neighbours = tiers, documents, Neighbours(node_id, nodes)
         self._stale_staging_s, self._location, self._flights = stale_staging_s, location, flights
-        self._clock, self._opened_s = clock, -math.inf
+        self._clock, self._opened_s, self._scopes = clock, -math.inf, scopes
         self._upkeep = upkeep = Upkeep(self, tiers, documents, self._neighbours, quotas, self._search)
-        self._home = home = HomeDocuments(self, tiers, documents, self._neighbours, upkeep)
+        self._home = home = HomeDocuments(self, tiers, documents, self._neighbours, upkeep, scopes)
         # Answered by its parts as they are:
         self.verify, self.collect_garbage = upkeep.verify, upkeep.collect_garbage
         self.pin, self.list_pins = upkeep.pin, upkeep.list_pins
         self.list_pinned_chunks, self.follow_pins = upkeep.list_pinned_chunks, upkeep.follow_pins
         self.delete, self.put_manifest = home.delete, home.put_manifest
+        self.check_quota = home.check_quota
         self.get_manifest, self.manifest_page = home.get_manifest, home.manifest_page
         self.delete_manifest, self.count_documents = home.delete_manifest, home.count_documents
         self.chain, self.readable = home.chain, home.readable
@@ -139,12 +143,13 @@ class Agent:
     ) -> bool:
         if size_bytes < 1:
             raise InvalidRequest(f"size_bytes: must be at least 1, got {size_bytes}")
-        if await self._tiers.exists(check_chunk_id(chunk_id)):
+        check_chunk_id(chunk_id)
+        if origin is None and await self._tiers.exists(chunk_id):
             return True
         staged = await self._receive(size_bytes, pieces)
         if origin is not None:
             try:
-                await asyncio.to_thread(check_identity, staged, chunk_id, ctx.tenant, origin)
+                await self._check_identity(ctx, staged, chunk_id, origin)
             except BaseException:
                 self._tiers.disk.staging.discard(staged)
                 raise
@@ -264,7 +269,11 @@ class Agent:
             stored = await asyncio.to_thread(self._tiers.header_of, chunk_id)
             await asyncio.to_thread(check_same, staged, chunk_id, stored)
         else:
-            await asyncio.to_thread(check_identity, staged, chunk_id, ctx.tenant, origin)
+            await self._check_identity(ctx, staged, chunk_id, origin)
+
+    async def _check_identity(self, ctx: RequestContext, staged: Path, chunk_id: str, origin: Origin) -> None:
+        owners = (self._scopes.owner(ctx.tenant), ctx.tenant)  # auxiliary KV is the tenant's own
+        await asyncio.to_thread(check_identity, staged, chunk_id, owners, origin)
 
     def _check_node(self, node_id: str) -> None:
         if node_id not in ("", self._neighbours.node_id):

@@ -14,6 +14,7 @@ from typing import Protocol
 from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.config import KvStoreConfig
 from services.kv_store.documents.documents import Documents
+from services.kv_store.documents.quotas import Quotas
 from services.kv_store.fetching.flight import FlightReader, Flights, ReadChunk
 from services.kv_store.fetching.nodes import Nodes
 from services.kv_store.node.agent import Agent
@@ -21,6 +22,7 @@ from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.tiers.builder import Machine, OwnTiers
 from shared.kv_format import SealKeys
 from shared.private_files import make_private
+from shared.sharing import SharingScopes
 
 
 class Streaming(Protocol):
@@ -74,9 +76,10 @@ def build_node(
         nodes,
         flights or FlightReader(),
         streaming.location,
-        config.quotas,
+        Quotas(config.quotas, config.limits.per_principal),
         config.stale_staging_s,
         machine.clock,
+        SharingScopes(config.sharing_scopes),
     )
     return Node(agent, documents, streaming, own)
 

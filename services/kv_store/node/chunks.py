@@ -39,9 +39,9 @@ class NodeTiers(WritableTiers):
     ) -> list[OpenedChunk]:
         """In the order asked for. What goes wrong on the way makes a chunk absent: its user can compute it.
         ``direct``: that user can read from the object store itself."""
-        wanted = list(dict.fromkeys(chunk_ids))
+        wanted, tenant = list(dict.fromkeys(chunk_ids)), peers.ctx.tenant
         self.counters["opens"] += len(wanted)
-        found = dict(zip(wanted, await self._open_fast(wanted), strict=True))
+        found = dict(zip(wanted, await self._open_fast(wanted, tenant), strict=True))
         missing = [chunk_id for chunk_id, opened in found.items() if opened is None]
         self.counters.update(f"{opened.tier}_hits" for opened in found.values() if opened is not None)
         found.update(
@@ -53,7 +53,7 @@ class NodeTiers(WritableTiers):
         )
         for chunk_id, opened in found.items():
             if self._promotion is not None and opened is not None and opened.remote is None:
-                self._promotion.used(chunk_id)
+                self._promotion.used(chunk_id, tenant)
         return [found[c] or OpenedChunk(c, exists=False) for c in chunk_ids]
 
     def prefetch(self, chunk_ids: Sequence[str], peers: PeerSearch, direct: bool = False) -> None:
@@ -160,16 +160,18 @@ class NodeTiers(WritableTiers):
 
     # ---- on the way in
 
-    def _open_here(self, chunk_ids: Sequence[str]) -> list[OpenedChunk | None]:
-        return [next((o for tier in self.own if (o := tier.open(c))), None) for c in chunk_ids]
+    def _open_here(self, chunk_ids: Sequence[str], tenant: str) -> list[OpenedChunk | None]:
+        return [next((o for tier in self.own if (o := tier.open(c, tenant))), None) for c in chunk_ids]
 
-    async def _open_fast(self, chunk_ids: Sequence[str]) -> list[OpenedChunk | None]:
+    async def _open_fast(self, chunk_ids: Sequence[str], tenant: str) -> list[OpenedChunk | None]:
         """In threads that nothing slow runs in."""
-        return await asyncio.get_running_loop().run_in_executor(self._openers, self._open_here, chunk_ids)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._openers, self._open_here, chunk_ids, tenant
+        )
 
     async def _open_elsewhere(self, chunk_id: str, peers: PeerSearch, direct: bool) -> OpenedChunk | None:
         if chunk_id not in self._fetches and self._is_here(chunk_id):  # it arrived in between
-            (opened,) = await self._open_fast([chunk_id])
+            (opened,) = await self._open_fast([chunk_id], peers.ctx.tenant)
             if opened is not None:
                 return opened
         opened = self._fetches.remote(chunk_id) if direct else None

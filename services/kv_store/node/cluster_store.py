@@ -14,7 +14,7 @@ from shared.errors import NotFound, Unavailable
 from shared.kv_reports import StoreStats, VerifyProgress
 from shared.kv_stores import NodeAgent
 from shared.kv_types import ChunkStat, OpenedChunk, Origin
-from shared.readers import reads_everything
+from shared.principals.principal import Role
 from shared.request import RequestContext
 
 Params = ParamSpec("Params")
@@ -36,6 +36,7 @@ class ClusterStore:
     """A ``shared.kv_stores.Store`` and ``NodeFiles``. An empty node id means the home node."""
 
     put_manifest = _by_home(NodeAgent.put_manifest)
+    check_quota = _by_home(NodeAgent.check_quota)
     get_manifest = _by_home(NodeAgent.get_manifest)
     manifest_page = _by_home(NodeAgent.manifest_page)
     delete_manifest = _by_home(NodeAgent.delete_manifest)
@@ -92,8 +93,10 @@ class ClusterStore:
         pieces: AsyncIterator[bytes],
         origin: Origin | None = None,
     ) -> bool:
-        found, _ = await self._find(ctx, [chunk_id])
-        existed = bool(found) or await self._at(
+        # of a file that he is not told of nobody learns by sending another one under its name
+        if (await self._find(ctx, await self._told(ctx, [chunk_id])))[0]:
+            return True
+        existed = await self._at(
             self._own_node_id, lambda store: store.put(ctx, chunk_id, size_bytes, pieces, origin)
         )
         return existed and bool(await self._told(ctx, [chunk_id]))
@@ -156,8 +159,8 @@ class ClusterStore:
         return ServiceHealth(SERVICE, ready, "; ".join(details), {**facts, "nodes": str(len(answers))})
 
     async def _told(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> Sequence[str]:
-        """Those that the caller is told of: of documents that it may read."""
-        return chunk_ids if reads_everything(ctx.principal) else await self.readable(ctx, chunk_ids)
+        """Those that the caller is told of: of documents of its tenant that it may read."""
+        return chunk_ids if ctx.principal.may(Role.INTERNAL) else await self.readable(ctx, chunk_ids)
 
     async def _find(
         self, ctx: RequestContext, chunk_ids: Sequence[str]

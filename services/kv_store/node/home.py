@@ -10,8 +10,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from services.kv_store.documents.catalog import Removal
+from services.kv_store.documents.catalog import Document, Removal
 from services.kv_store.documents.documents import Documents, absent
+from services.kv_store.documents.quotas import storer_of
 from services.kv_store.fetching.nodes import Neighbours
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.tiers.chunk_names import check_chunk_ids
@@ -21,6 +22,7 @@ from shared.kv_stores import NodeAgent
 from shared.kv_types import AlikeDocuments, Chain, DeletedChunks, Manifest, ManifestPage
 from shared.readers import checked_readers, checked_sections, taken
 from shared.request import RequestContext, check_name
+from shared.sharing import SharingScopes
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +38,9 @@ class HomeDocuments:
         documents: Documents,
         neighbours: Neighbours,
         upkeep: Upkeep,
+        scopes: SharingScopes,
     ) -> None:
+        self._scopes = scopes
         self._own, self._tiers, self._documents = own, tiers, documents
         self._neighbours, self._upkeep = neighbours, upkeep
         self._catalog_lock = asyncio.Lock()  # between deciding that nothing refers to a chunk and deleting it
@@ -52,12 +56,20 @@ class HomeDocuments:
 
     async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
         self._neighbours.check_home()
-        _check_manifest(ctx, manifest)
+        _check_manifest(ctx, manifest, self._scopes.of(ctx.tenant))
         async with self._catalog_lock:
-            await self._check_may_change(ctx, manifest.collection, manifest.document_id)
+            known = await self._changeable(ctx, manifest.collection, manifest.document_id)
             await self._check_stored(ctx, manifest)
-            await self._upkeep.check_quota(ctx, manifest)
-            return await self._finish(ctx, await asyncio.to_thread(self._documents.put, manifest))
+            stored_by = storer_of(known, manifest, ctx.principal)
+            await self._upkeep.check_quota(ctx, manifest, stored_by)
+            return await self._finish(ctx, await asyncio.to_thread(self._documents.put, manifest, stored_by))
+
+    async def check_quota(self, ctx: RequestContext, manifest: Manifest, bytes_per_token: int) -> None:
+        self._neighbours.check_home()
+        _check_manifest(ctx, manifest, self._scopes.of(ctx.tenant))
+        known = await self._changeable(ctx, manifest.collection, manifest.document_id)
+        stored_by = storer_of(known, manifest, ctx.principal)
+        await self._upkeep.check_quota(ctx, manifest, stored_by, bytes_per_token)
 
     async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
         self._neighbours.check_home()
@@ -82,7 +94,7 @@ class HomeDocuments:
         """Asked of any node, answered by home."""
         (parent_id,) = check_chunk_ids([parent_id])
         if self._neighbours.is_home:
-            return await asyncio.to_thread(self._documents.chain, parent_id)
+            return await asyncio.to_thread(self._documents.chain, ctx.tenant, parent_id)
         nodes = self._neighbours.nodes
         return await (await nodes.store(nodes.home())).chain(ctx, parent_id)
 
@@ -109,7 +121,7 @@ class HomeDocuments:
             known = await asyncio.to_thread(self._documents.find, ctx.tenant, collection, document_id)
             if known is not None and not known.readable_by(ctx.principal):
                 raise absent(collection, document_id)
-            await self._check_may_change(ctx, collection, document_id)
+            await self._changeable(ctx, collection, document_id)
             return await self._finish(
                 ctx, await asyncio.to_thread(self._documents.remove, ctx.tenant, collection, document_id)
             )
@@ -128,13 +140,21 @@ class HomeDocuments:
             )
         return DeletedChunks(tuple(deleted), tuple(referenced))
 
-    async def _check_may_change(self, ctx: RequestContext, collection: str, document_id: str) -> None:
+    async def _changeable(self, ctx: RequestContext, collection: str, document_id: str) -> Document | None:
+        """What is stored under that name; None: nothing.
+
+        Raises:
+            DocumentTaken: the caller may not change it.
+        """
         known = await asyncio.to_thread(self._documents.find, ctx.tenant, collection, document_id)
         if known is not None and not known.wholly_readable_by(ctx.principal):
             raise taken(document_id)
+        return known
 
     async def _check_stored(self, ctx: RequestContext, manifest: Manifest) -> None:
+        """What is there, but another tenant's, is told like what is not there."""
         ids = list(manifest.kv_ids)
+        foreign = await asyncio.to_thread(self._documents.of_others, manifest)
         missing = {s.chunk_id for s in await self._own.stat(ctx, ids) if not s.exists}
         unreachable = 0
         if missing:
@@ -144,16 +164,20 @@ class HomeDocuments:
             raise Unavailable(
                 f"{len(missing)} chunks of the document may lie on nodes that do not answer; retry"
             )
+        missing |= foreign
         if missing:
             raise FailedPrecondition(
                 f"{len(missing)} of {len(ids)} chunks of the document are not stored; prefill them again"
             )
 
     async def _finish(self, ctx: RequestContext, removal: Removal | None) -> list[str]:
-        """Chunks that went with ``removal``."""
-        unreferenced = [] if removal is None else self._unreferenced(removal)
+        """Chunks that went with ``removal``, for all that the caller is told: of documents that it may not
+        read nobody learns by what they keep."""
         await self._delete_pending(ctx)
-        return unreferenced
+        if removal is None:
+            return []
+        kept = set(await asyncio.to_thread(self._documents.readable, ctx.principal, removal.chunk_ids))
+        return [c for c in removal.chunk_ids if c not in kept]
 
     async def _delete_pending(self, ctx: RequestContext) -> None:
         """Deletes what it can; what a node that does not answer still has stays pending."""
@@ -190,13 +214,23 @@ async def _those(chunk_ids: Sequence[str], call: Callable[[str], Awaitable[bool]
     return {c for c, yes in zip(ids, await asyncio.gather(*map(call, ids)), strict=True) if yes}
 
 
-def _check_manifest(ctx: RequestContext, manifest: Manifest) -> None:
+def _check_manifest(ctx: RequestContext, manifest: Manifest, scope: str) -> None:
     if manifest.tenant != ctx.tenant:
         raise InvalidRequest(
             f"manifest.tenant: {manifest.tenant!r}, but the request is of tenant {ctx.tenant!r}"
+        )
+    if manifest.kv_scope != scope:
+        raise InvalidRequest(
+            f"manifest.kv_scope: {manifest.kv_scope[:80]!r}, but the request's tenant is in "
+            f"{f'the sharing scope {scope!r}' if scope else 'no sharing scope'}"
         )
     check_name("manifest.collection", manifest.collection)
     checked_sections(
         "manifest.sections", checked_readers("manifest.readers", manifest.readers), manifest.sections
     )
     check_chunk_ids(manifest.kv_ids)
+    parents = {chunk.parent_id for chunk in manifest.chunks} - {"", *(c.chunk_id for c in manifest.chunks)}
+    if parents and parents - manifest.derived_ids:
+        raise InvalidRequest(
+            "manifest.chunks: a parent_id is neither a chunk's nor a header's of the document"
+        )

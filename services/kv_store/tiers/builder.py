@@ -61,6 +61,7 @@ class OwnTiers:
             lease_s=config.lease_s,
             clock=machine.clock,
             keys=keys,
+            floor_share=config.resident_floor,
         )
         self.memory: LocalTier | None = None
         self._claimed: Claimed | None = None
@@ -78,6 +79,7 @@ class OwnTiers:
                 lease_s=config.lease_s,
                 clock=machine.clock,
                 keys=keys,
+                floor_share=config.resident_floor,
             )
 
     def remove_memory(self) -> None:

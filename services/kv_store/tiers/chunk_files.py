@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,17 +36,19 @@ def _checked(summary: ChunkSummary, chunk_id: str) -> ChunkSummary:
     return summary
 
 
-def check_identity(path: Path, chunk_id: str, tenant: str, origin: Origin) -> None:
+def check_identity(path: Path, chunk_id: str, owners: Collection[str], origin: Origin) -> None:
     """Looks whether the token ids, the model and the prefix that the file names make the identity that it is
-    to be stored under. That its KV was computed from them, nobody but the model can tell.
+    to be stored under, as KV of one of ``owners`` (``shared.identity.kv_owner``). That its KV was computed
+    from them, nobody but the model can tell.
 
     Raises:
         NotFound, CorruptData, NewerFormat: it is not a whole file.
         InvalidRequest: they make another one.
     """
     header = inspect_chunk(path).header
-    made_of = (tenant, header.model_fingerprint, origin.prefix_ids, header.token_ids, origin.parent_id)
-    if header.prefix_hash != ids_hash(origin.prefix_ids) or chunk_identity(*made_of) != chunk_id:
+    made_of = (header.model_fingerprint, origin.prefix_ids, header.token_ids, origin.parent_id)
+    identities = {chunk_identity(owner, *made_of) for owner in owners}
+    if header.prefix_hash != ids_hash(origin.prefix_ids) or chunk_id not in identities:
         raise InvalidRequest(
             f"chunk_id: {chunk_id} is not the identity of what the file holds; give tenant, prefix_ids and "
             "parent_id of the chunk as its document has them"

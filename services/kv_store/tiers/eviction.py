@@ -55,6 +55,10 @@ class S3Fifo:
     def num_bytes(self) -> int:
         return self._small.num_bytes + self._main.num_bytes
 
+    def size_of(self, name: str) -> int:
+        """0: it is not here."""
+        return self._small.sizes.get(name) or self._main.sizes.get(name, 0)
+
     def admit(self, name: str, size_bytes: int) -> None:
         """A copy that is there now. One of the same name is replaced and keeps its rank."""
         is_main = name in self._main.sizes or name in self._ghost.sizes

@@ -24,9 +24,9 @@ from services.kv_store.blobs.protocol import WHOLE, ByteRange
 from services.kv_store.blobs.staging import StagedFile, Staging
 from services.kv_store.tiers.chunk_files import is_damaged, is_newer, verified
 from services.kv_store.tiers.chunk_names import blob_of
-from services.kv_store.tiers.eviction import S3Fifo
 from services.kv_store.tiers.files import FileCopy, TierFiles
 from services.kv_store.tiers.leases import Leases
+from services.kv_store.tiers.tenant_queue import TenantQueue
 from shared.errors import CorruptData, NewerFormat, NotFound, StorageFull
 from shared.kv_format import ChunkSummary, SealKeys, inspect_chunk, verify_chunk
 from shared.kv_reports import TierStats
@@ -68,9 +68,11 @@ class LocalTier:
         lease_s: float = LEASE_S,
         clock: Callable[[], float] = time.monotonic,
         keys: SealKeys | None = None,
+        floor_share: float = 0.0,
     ) -> None:
         """``primary_name``: the tier that primary copies count as, if it is another. ``capacity_bytes`` 0: as
-        much as fits. ``keys``: of the seals that are believed; None: all are."""
+        much as fits. ``keys``: of the seals that are believed; None: all are. ``floor_share``: see
+        ``Floors``; of what copies take where there is no capacity."""
         self._keys = keys
         self.name, self.primary_name, self.capacity_bytes = name, primary_name or name, capacity_bytes
         self.staging = Staging(directory / "staging", disk, clock)
@@ -79,7 +81,7 @@ class LocalTier:
         self._layouts: OrderedDict[str, tuple[Stamp, ChunkSummary]] = OrderedDict()
         self._leases = Leases(lease_s, clock)
         self._pins: frozenset[str] = frozenset()
-        self._queue = S3Fifo()
+        self._queue = TenantQueue(floor_share)
         self._uses: Counter[str] = Counter()
         self._leaving: set[str] = set()  # copies whose name as primary ones is there
         self._sorted: list[str] | None = None
@@ -140,16 +142,16 @@ class LocalTier:
         copy = self.find(chunk_id)
         return self._files.blobs(copy is not None and copy.primary).read(blob_of(chunk_id), byte_range)
 
-    def open(self, chunk_id: str) -> OpenedChunk | None:
-        """Tells where a reader finds it, and promises to leave it there for a while. A file whose frame is
-        damaged, or that somebody changed, is removed; one of a newer format is left alone. Both count as
-        absent."""
+    def open(self, chunk_id: str, tenant: str = "") -> OpenedChunk | None:
+        """Tells where a reader of ``tenant`` finds it, and promises to leave it there for a while. A file
+        whose frame is damaged, or that somebody changed, is removed; one of a newer format is left alone.
+        Both count as absent."""
         with self._lock:
             copy = self._index.get(chunk_id)
             if copy is None:
                 return None
             self.lease(chunk_id)
-            self._queue.touch(chunk_id)
+            self._queue.touch(chunk_id, tenant)
             path = self._files.path_of(copy)
             known = self._layouts.get(chunk_id)
         try:
@@ -196,29 +198,31 @@ class LocalTier:
 
     # ---- changing
 
-    def reserve(self, num_bytes: int) -> Reservation | None:
-        """Makes room for a copy that is about to be written; None: there is none."""
+    def reserve(self, num_bytes: int, tenant: str = "") -> Reservation | None:
+        """Makes room for a copy of ``tenant``'s that is about to be written; None: there is none."""
         with self._lock:
-            if not self._make_room(num_bytes):
+            if not self._make_room(num_bytes, tenant):
                 return None
             self._reserved_bytes += num_bytes
             return Reservation(self._unreserve, num_bytes)
 
-    def allocate(self, size_bytes: int) -> StagedFile:
+    def allocate(self, size_bytes: int, tenant: str | None = None) -> StagedFile:
         """A new staged file. Where the disk is full before the capacity is reached, copies make room.
+        ``tenant``: as in ``with_room``.
 
         Raises:
             StorageFull: there are too few of them.
         """
-        return self.with_room(size_bytes, lambda: self.staging.allocate(size_bytes))
+        return self.with_room(size_bytes, lambda: self.staging.allocate(size_bytes), tenant)
 
-    def with_room(self, num_bytes: int, write: Callable[[], ResultT]) -> ResultT:
-        """``write``, and again after evicting that much if the disk was full."""
+    def with_room(self, num_bytes: int, write: Callable[[], ResultT], tenant: str | None = None) -> ResultT:
+        """``write``, and again after evicting that much if the disk was full. ``tenant``: whose copy it is;
+        None: it is the truth, before which floors yield."""
         try:
             return write()
         except StorageFull:
             with self._lock:
-                if not self._evict(num_bytes):
+                if not self._evict(num_bytes, tenant):
                     raise
             return write()
 
@@ -229,10 +233,12 @@ class LocalTier:
         summary: ChunkSummary,
         *,
         truth: bool = False,
+        tenant: str = "",
         reservation: Reservation | None = None,
         unless: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Gives a staged, verified file its place. As ``truth`` it is durable when this returns. False: there
+        """Gives a staged, verified file its place. As ``truth`` it is durable when this returns; a copy is
+        ``tenant``'s. False: there
         is no room, or ``unless`` says so at the last moment; the staged file is then still there.
 
         Raises:
@@ -246,7 +252,8 @@ class LocalTier:
             old = self._index.get(chunk_id)
             if unless() or (old is not None and old.primary and not truth):
                 return False
-            if not self._make_room(summary.size_bytes - (old.size_bytes if old else 0), besides=chunk_id):
+            grows_by = summary.size_bytes - (old.size_bytes if old else 0)
+            if not self._make_room(grows_by, None if truth else tenant, besides=chunk_id):
                 if truth:
                     raise StorageFull(
                         "no space left where KV is stored; delete documents or enlarge the volume"
@@ -259,6 +266,7 @@ class LocalTier:
                     self._files.cache.delete(blob)
             finally:
                 self.check_again(chunk_id)  # renamed or not, when the disk failed
+                self._queue.assign(chunk_id, tenant)
             self._remember(chunk_id, stamp_of(self.path_of(chunk_id)), summary)
         blobs.commit(blob)
         return True
@@ -351,16 +359,22 @@ class LocalTier:
         with self._lock:
             self._reserved_bytes -= num_bytes
 
-    def _make_room(self, num_bytes: int, besides: str = "") -> bool:
+    def _make_room(self, num_bytes: int, tenant: str | None, besides: str = "") -> bool:
         if not self.capacity_bytes:
             return True
         short = self._num_bytes + self._reserved_bytes + num_bytes - self.capacity_bytes
-        return short <= 0 or self._evict(short, besides)
+        return short <= 0 or self._evict(short, tenant, besides)
 
-    def _evict(self, num_bytes: int, besides: str = "") -> bool:
-        victims = self._queue.victims(
-            num_bytes, lambda c: c == besides or c in self._pins or c in self._leases
-        )
+    def _evict(self, num_bytes: int, tenant: str | None = None, besides: str = "") -> bool:
+        """``tenant``: as in ``with_room``."""
+
+        def keep(chunk_id: str) -> bool:
+            return chunk_id == besides or chunk_id in self._pins or chunk_id in self._leases
+
+        capacity_bytes = self.capacity_bytes or self._queue.num_bytes
+        victims = self._queue.victims(num_bytes, keep, tenant or "", capacity_bytes)
+        if not victims and tenant is None:
+            victims = self._queue.victims(num_bytes, keep)
         for chunk_id in victims:
             self._drop(chunk_id)
         self.num_evictions += len(victims)

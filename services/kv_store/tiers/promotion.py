@@ -22,12 +22,12 @@ class Promotion:
         self._disk, self._memory, self._counters, self._threads = disk, memory, counters, threads
         self._running: dict[str, asyncio.Task[None]] = {}
 
-    def used(self, chunk_id: str) -> None:
-        """A chunk was opened that is, or soon will be, on the disk."""
+    def used(self, chunk_id: str, tenant: str) -> None:
+        """``tenant`` opened a chunk that is, or soon will be, on the disk."""
         if chunk_id in self._running or self._memory.find(chunk_id) is not None:
             return
         if self._disk.num_uses(chunk_id) >= _USES_OF_THE_HOT:
-            task = self._running[chunk_id] = asyncio.create_task(self._promote(chunk_id))
+            task = self._running[chunk_id] = asyncio.create_task(self._promote(chunk_id, tenant))
             task.add_done_callback(lambda _: self._running.pop(chunk_id))
 
     async def idle(self) -> None:
@@ -37,17 +37,17 @@ class Promotion:
     async def close(self) -> None:
         await cancelled(self._running.values())
 
-    async def _promote(self, chunk_id: str) -> None:
+    async def _promote(self, chunk_id: str, tenant: str) -> None:
         try:
-            if await asyncio.get_running_loop().run_in_executor(self._threads, self._copy, chunk_id):
+            if await asyncio.get_running_loop().run_in_executor(self._threads, self._copy, chunk_id, tenant):
                 self._counters["promotions"] += 1
         except (KvquiltError, OSError) as error:
             log.info("chunk %s stays on the disk: %r", chunk_id, error)
 
-    def _copy(self, chunk_id: str) -> bool:
-        """False: memory has no room, or the chunk changed meanwhile."""
+    def _copy(self, chunk_id: str, tenant: str) -> bool:
+        """False: memory has no room for the tenant, or the chunk changed meanwhile."""
         version, path = self._disk.version(chunk_id), self._disk.path_of(chunk_id)
-        reservation = self._memory.reserve(path.stat().st_size)
+        reservation = self._memory.reserve(path.stat().st_size, tenant)
         if reservation is None:
             return False
         try:
@@ -57,6 +57,7 @@ class Promotion:
                     chunk_id,
                     staged,
                     verified(staged, chunk_id),
+                    tenant=tenant,
                     reservation=reservation,
                     unless=lambda: self._disk.version(chunk_id) != version,
                 )

@@ -17,7 +17,7 @@ from functools import partial
 from services.kv_store.documents.catalog import Document
 from services.kv_store.documents.documents import Documents
 from services.kv_store.documents.pins import Pin, Pins, check_room, no_such
-from services.kv_store.documents.quotas import QuotaConfig, TenantUsage, after_replacing
+from services.kv_store.documents.quotas import Quotas, TenantUsage, after_replacing
 from services.kv_store.fetching.nodes import Neighbours, merged_page
 from services.kv_store.fetching.sources import PeerSearch
 from services.kv_store.node.chunks import NodeTiers
@@ -46,7 +46,7 @@ class Upkeep:
         tiers: NodeTiers,
         documents: Documents,
         neighbours: Neighbours,
-        quotas: QuotaConfig,
+        quotas: Quotas,
         search: Search,
     ) -> None:
         self._own, self._tiers, self._documents = own, tiers, documents
@@ -207,16 +207,31 @@ class Upkeep:
 
     # ---- quotas
 
-    async def check_quota(self, ctx: RequestContext, manifest: Manifest) -> None:
-        """
+    async def check_quota(
+        self, ctx: RequestContext, manifest: Manifest, stored_by: str, bytes_per_token: int = 0
+    ) -> None:
+        """``bytes_per_token``: what chunks that are not stored yet will take at least.
+
         Raises:
-            StorageFull: with this document the tenant would have more than it may.
+            StorageFull: with this document the tenant, or the principal ``stored_by``, would have more than
+                it may.
         """
-        if not self._quotas.of(manifest.tenant):
-            return
-        before, after = after_replacing(self._documents.documents(), manifest)
+        quotas, tenant = self._quotas, manifest.tenant
+        if quotas.tenants.of(tenant):
+            quotas.tenants.check(tenant, *await self._growth(ctx, manifest, None, bytes_per_token))
+        if quotas.of_principal(tenant, stored_by):
+            growth = await self._growth(ctx, manifest, stored_by, bytes_per_token)
+            quotas.check_principal(tenant, stored_by, *growth)
+
+    async def _growth(
+        self, ctx: RequestContext, manifest: Manifest, stored_by: str | None, bytes_per_token: int
+    ) -> tuple[int, int]:
+        """Bytes of the documents (``after_replacing``) before and after."""
+        before, after = after_replacing(self._documents.documents(), manifest, stored_by)
         await self._learn(ctx, {*self._usage.unknown(before), *manifest.kv_ids})
-        self._quotas.check(manifest.tenant, self._usage.bytes_of(before), self._usage.bytes_of(after))
+        num_tokens = {chunk.chunk_id: len(chunk.token_ids) for chunk in manifest.chunks}
+        to_come = sum(num_tokens.get(c, 0) for c in self._usage.unknown(after)) * bytes_per_token
+        return self._usage.bytes_of(before), self._usage.bytes_of(after) + to_come
 
     async def tenants(self, ctx: RequestContext) -> tuple[TenantStats, ...]:
         """With the sizes that chunks have now; with those last seen where a node does not answer."""
@@ -227,7 +242,9 @@ class Upkeep:
         except KvquiltError as error:
             log.warning("what tenants have is told by older sizes: %s", error.detail)
         self._usage.forget_all_but(referenced)
-        return self._usage.tenants([d for d in documents if d.readable_by(ctx.principal)], self._quotas)
+        return self._usage.tenants(
+            [d for d in documents if d.readable_by(ctx.principal)], self._quotas.tenants
+        )
 
     def _readable(self, ctx: RequestContext, pin: Pin) -> list[Document]:
         """Of what ``pin`` means the documents that the caller may read."""

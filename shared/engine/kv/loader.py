@@ -74,31 +74,36 @@ class Loader:
         tell: Tell,
         encoding: str = "",
         traceparent: str = "",
+        tenant: str = "",
     ) -> None:
         """Reads the chunks of one request, layer by layer. Calls ``tell`` with ``Loaded`` once per chunk,
-        before that perhaps with ``FirstLayer``. ``encoding``, ``traceparent``: see ``SegmentSource.open``."""
-        self._readers.submit(self._load, chunk_lens, tell, encoding, traceparent)
+        before that perhaps with ``FirstLayer``. The others: see ``SegmentSource.open``."""
+        self._readers.submit(self._load, chunk_lens, tell, encoding, traceparent, tenant)
 
-    def find_chain(self, chunk: Chunk, tell: Callable[[FoundChain], None]) -> None:
-        """Asks the source for what stands in front of a chunk."""
+    def find_chain(self, chunk: Chunk, tenant: str, tell: Callable[[FoundChain], None]) -> None:
+        """Asks the source for what stands in front of a chunk of the tenant."""
         with contextlib.suppress(RuntimeError):  # closed meanwhile
-            self._scout.submit(self._find_chain, chunk, tell)
+            self._scout.submit(self._find_chain, chunk, tenant, tell)
 
     def verify(
-        self, chunk_lens: Mapping[str, int], done: Callable[[Checked], None], encoding: str = ""
+        self,
+        chunk_lens: Mapping[str, int],
+        done: Callable[[Checked], None],
+        encoding: str = "",
+        tenant: str = "",
     ) -> None:
-        """Calls ``done`` once per chunk; reads everything and keeps nothing. ``encoding``: see
+        """Calls ``done`` once per chunk; reads everything and keeps nothing. ``encoding``, ``tenant``: see
         ``SegmentSource.open``."""
-        self._verifiers.submit(self._verify_all, chunk_lens, done, encoding)
+        self._verifiers.submit(self._verify_all, chunk_lens, done, encoding, tenant)
 
     def as_stored(self, segment: Segment) -> None:
         """Gives a complete segment, in place, the values that it will be loaded with."""
         self._source.as_stored(segment.k_LKTD, segment.v_LKTD)
 
-    def prefetch(self, chunk_ids: Sequence[str]) -> None:
+    def prefetch(self, chunk_ids: Sequence[str], tenant: str = "") -> None:
         """Tells the source what will be loaded later. Failures do not matter."""
         with contextlib.suppress(RuntimeError):  # closed meanwhile
-            self._scout.submit(self._prefetch, chunk_ids)
+            self._scout.submit(self._prefetch, chunk_ids, tenant)
 
     def save(self, chunk: ComputedChunk, done: Callable[[Saved], None] | None = None) -> None:
         """Makes it durable. Without ``done`` a failure is only logged: the answer does not depend on it."""
@@ -111,16 +116,18 @@ class Loader:
             pool.shutdown(wait=True, cancel_futures=True)
         self._writer.shutdown(wait=True)
 
-    def _find_chain(self, chunk: Chunk, tell: Callable[[FoundChain], None]) -> None:
+    def _find_chain(self, chunk: Chunk, tenant: str, tell: Callable[[FoundChain], None]) -> None:
         chain = None
         try:
-            chain = self._source.chain(chunk)
+            chain = self._source.chain(chunk, tenant)
         except Exception:
             log.exception("nobody can say what stands in front of chunk %s", chunk.chunk_id)
         tell(FoundChain(chunk.chunk_id, None if chain is None else tuple(chain)))
 
-    def _load(self, chunk_lens: Mapping[str, int], tell: Tell, encoding: str, traceparent: str) -> None:
-        stored = self._open(chunk_lens, encoding, traceparent)
+    def _load(
+        self, chunk_lens: Mapping[str, int], tell: Tell, encoding: str, traceparent: str, tenant: str
+    ) -> None:
+        stored = self._open(chunk_lens, encoding, traceparent, tenant)
         for key in chunk_lens.keys() - stored.keys():
             tell(Loaded(key, None, broken=False))
         reads = []
@@ -139,18 +146,18 @@ class Loader:
         read_list.work(self._closing)
 
     def _open(
-        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = ""
+        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = "", tenant: str = ""
     ) -> Mapping[str, StoredSegment]:
         try:
-            return self._source.open(chunk_lens, encoding, traceparent)
+            return self._source.open(chunk_lens, encoding, traceparent, tenant)
         except Exception:
             log.exception("the segment source failed to open %d chunks; they are recomputed", len(chunk_lens))
             return {}
 
     def _verify_all(
-        self, chunk_lens: Mapping[str, int], done: Callable[[Checked], None], encoding: str
+        self, chunk_lens: Mapping[str, int], done: Callable[[Checked], None], encoding: str, tenant: str
     ) -> None:
-        stored = self._open(chunk_lens, encoding)
+        stored = self._open(chunk_lens, encoding, tenant=tenant)
         for key, num_tokens in chunk_lens.items():
             if key not in stored:
                 done(Checked(key, intact=False, broken=False))
@@ -178,9 +185,9 @@ class Loader:
             stored.close()
         done(Checked(key, intact, broken))
 
-    def _prefetch(self, chunk_ids: Sequence[str]) -> None:
+    def _prefetch(self, chunk_ids: Sequence[str], tenant: str) -> None:
         try:
-            self._source.prefetch(chunk_ids)
+            self._source.prefetch(chunk_ids, tenant)
         except Exception:
             log.exception("%d chunks could not be asked for in advance", len(chunk_ids))
 

@@ -11,7 +11,8 @@ is being prefilled) until it is READY::
 References count the requests that placed it or wait for it; READY entries nobody refers to stay until their
 room is needed, least recently used first. Owned by the engine's thread.
 
-Every entry belongs to one tenant, and every tenant keeps his floor (``floors``).
+Every entry belongs to one tenant, and every tenant keeps his floor (``shared.floors``): the pool may exceed
+its capacity by what is kept.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shared.engine.kv.branch import Branch
-from shared.engine.kv.floors import Floors
 from shared.engine.kv.segment import Segment
 from shared.errors import InvalidRequest
+from shared.floors import Floors
 from shared.generation.asked import Chunk
 from shared.identity import TokenIds
 

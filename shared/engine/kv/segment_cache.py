@@ -88,7 +88,8 @@ class SegmentCache:
                 to_load[chunk.chunk_id] = len(chunk.token_ids)
         job.fetched.update(to_load)
         if to_load:
-            self._loader.load(to_load, tell, traceparent=job.request.traceparent)
+            of = job.request
+            self._loader.load(to_load, tell, traceparent=of.traceparent, tenant=of.tenant)
 
     def release(self, job: Job) -> None:
         for entry in job.held:
@@ -151,7 +152,7 @@ class SegmentCache:
                 job.links[key], new = self._acquire(job, key, link.token_ids)
                 if new:
                     job.links[key].chain = tuple(chain[:i])
-                    self._load({link.chunk_id: len(link.token_ids)}, _LINK, EXACT)
+                    self._load(job, {link.chunk_id: len(link.token_ids)}, _LINK, EXACT)
         entries = [job.links[_LINK + link.chunk_id] for link in chain]
         return entries if all(entry.ready for entry in entries) else None
 
@@ -173,7 +174,9 @@ class SegmentCache:
             entry.chain = chain_of(chunk, (*request.links, *request.chunks))
             if entry.chain is None and entry.key not in self._looked_for:
                 self._looked_for.add(entry.key)
-                self._loader.find_chain(chunk, lambda found: self._inbox.post(lambda: self._on_chain(found)))
+                self._loader.find_chain(
+                    chunk, request.tenant, lambda found: self._inbox.post(lambda: self._on_chain(found))
+                )
         return entry.chain
 
     def _on_chain(self, found: FoundChain) -> None:
@@ -199,15 +202,17 @@ class SegmentCache:
                 job.isolated.add(chunk.chunk_id)
                 job.lost.discard(chunk.chunk_id)
                 if new:
-                    self._load({key: len(chunk.token_ids)})
+                    self._load(job, {key: len(chunk.token_ids)})
 
-    def _load(self, chunk_lens: Mapping[str, int], key_prefix: str = "", encoding: str = "") -> None:
+    def _load(
+        self, job: Job, chunk_lens: Mapping[str, int], key_prefix: str = "", encoding: str = ""
+    ) -> None:
         def tell(event: FirstLayer | Loaded) -> None:
             if isinstance(event, Loaded):
                 loaded = replace(event, key=key_prefix + event.key)
                 self._inbox.post(lambda: self.on_loaded(loaded))
 
-        self._loader.load(chunk_lens, tell, encoding)
+        self._loader.load(chunk_lens, tell, encoding, tenant=job.request.tenant)
 
     # --- what is computed ----------------------------------------------------------------------------------
 

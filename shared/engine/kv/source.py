@@ -68,10 +68,10 @@ class SegmentSource(Protocol):
     chunk's sake: a chunk that cannot be had is absent."""
 
     def open(
-        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = ""
+        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = "", tenant: str = ""
     ) -> Mapping[str, StoredSegment]:
         """The stored ones of these chunks (id → number of tokens). Absent ones are left out. ``traceparent``:
-        of the request that they are for, if it is traced.
+        of the request that they are for, if it is traced. ``tenant``: whose request it is.
 
         ``encoding`` not empty: they are to be stored in that one. What is stored otherwise is converted if
         nothing was lost when it was stored; else it raises ``CorruptData`` when read.
@@ -86,12 +86,12 @@ class SegmentSource(Protocol):
         """
         ...
 
-    def chain(self, chunk: Chunk) -> Sequence[Chunk] | None:
-        """The chunks in front of this one in its document, the first of its chain first, so that it can be
-        computed as it was; None: nobody knows them any more."""
+    def chain(self, chunk: Chunk, tenant: str) -> Sequence[Chunk] | None:
+        """The chunks in front of this one in its document, one of the tenant's, the first of its chain first,
+        so that it can be computed as it was; None: nobody knows them any more."""
         ...
 
-    def prefetch(self, chunk_ids: Sequence[str]) -> None:
+    def prefetch(self, chunk_ids: Sequence[str], tenant: str = "") -> None:
         """These will be opened soon: brings them nearer, if it can. Need not wait for that."""
         ...
 
@@ -108,17 +108,17 @@ class NoSource:
     """Stores nothing, has nothing: the engine as a plain library."""
 
     def open(
-        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = ""
+        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = "", tenant: str = ""
     ) -> Mapping[str, StoredSegment]:
         return {}
 
     def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor]) -> None:
         pass
 
-    def chain(self, chunk: Chunk) -> Sequence[Chunk] | None:
+    def chain(self, chunk: Chunk, tenant: str) -> Sequence[Chunk] | None:
         return None
 
-    def prefetch(self, chunk_ids: Sequence[str]) -> None:
+    def prefetch(self, chunk_ids: Sequence[str], tenant: str = "") -> None:
         pass
 
     def save(self, chunk: ComputedChunk) -> None:

@@ -22,6 +22,7 @@ EVERYTHING: dict[str, Any] = {
     "limits": {"text_bytes": 1048576, "document_bytes": 1073741824},
     "tracing": {"endpoint": "http://collector:4317", "sample": 0.05},
     "prompt": {"system": "Be brief."},
+    "sharing_scopes": {"shared": ["acme", "partner"]},
     "gateway": {
         "k": 4,
         "deployment": {"num_replicas": 3, "log": {"level": "ERROR"}, "tracing": {"content": True}},

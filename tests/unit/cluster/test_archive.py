@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import shutil
 import tarfile
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
@@ -26,10 +27,12 @@ from shared.errors import (
     Unavailable,
 )
 from shared.generation.described import ModelDescription
-from shared.identity import chunk_identity, ids_hash
+from shared.identity import chunk_identity, ids_hash, kv_owner
 from shared.kv_format import verify_chunk, write_chunk
+from shared.kv_format.renaming import rename_chunk
 from shared.kv_types import ChunkStat, Manifest, ManifestChunk, Origin
 from shared.request import RequestContext
+from shared.sharing import SharingScopes
 from tests.kv_chunks import header_of, kv_of
 
 QUIET = Console(file=io.StringIO())
@@ -51,6 +54,7 @@ class Store:
         self.gets: list[str] = []
         self.puts: list[str] = []
         self.fail_after = 10**9
+        self.scopes = SharingScopes()
 
     def path(self, chunk_id: str) -> Path:
         return self.directory / f"{chunk_id}.arrow"
@@ -116,7 +120,7 @@ class Store:
         assert len(data) == size_bytes
         self.path(chunk_id).write_bytes(data)
         assert origin is not None
-        check_identity(self.path(chunk_id), chunk_id, ctx.tenant, origin)
+        check_identity(self.path(chunk_id), chunk_id, [self.scopes.owner(ctx.tenant)], origin)
         assert verify_chunk(self.path(chunk_id)).header.chunk_id == chunk_id
         self.puts.append(chunk_id)
         return False
@@ -211,6 +215,36 @@ async def test_for_another_tenant_chunks_get_the_identity_that_they_have_there(
             assert verify_chunk(other.path(chunk.chunk_id)).header.token_ids == chunk.token_ids
     assert len(list(other.directory.iterdir())) == 3
     assert not {p.name for p in other.directory.iterdir()} & {p.name for p in store.directory.iterdir()}
+
+
+async def test_into_a_scope_and_out_of_it_chunks_get_the_identity_that_they_have_there(
+    store: Store, other: Store, file: Path, tmp_path: Path
+) -> None:
+    for manifest in list(store.manifests.values()):
+        first, *rest = manifest.chunks
+        of = ("acme", MODEL.fingerprint, PREFIX)
+        header = chunk_identity(*of, (8, 8))
+        chained = chunk_identity(*of, first.token_ids, header)
+        shutil.copy(store.path(first.chunk_id), store.path(chained))
+        rename_chunk(store.path(chained), chained)
+        chunk = dataclasses.replace(first, chunk_id=chained, parent_id=header, header_ids=(8, 8))
+        store.manifests["acme", manifest.collection, manifest.document_id] = dataclasses.replace(
+            manifest, chunks=(chunk, *rest)
+        )
+    await export(store, file)
+    other.scopes = SharingScopes({"shared": ("acme", "partner")})
+    await bring(other, file, model=dataclasses.replace(MODEL, kv_scope="shared"))
+    of = (kv_owner("acme", "shared"), MODEL.fingerprint, PREFIX)
+    for manifest in other.manifests.values():
+        assert manifest.kv_scope == "shared"
+        assert manifest.chunks[0].parent_id == chunk_identity(*of, (8, 8))
+    names = {path.name for path in other.directory.iterdir()}
+    await bring(other, file, tenant="partner", model=dataclasses.replace(MODEL, kv_scope="shared"))
+    assert {path.name for path in other.directory.iterdir()} == names
+    await export_collection(QUIET, other, ctx("partner"), "books", tmp_path / "again")
+    back = Store(tmp_path / "back")
+    await bring(back, tmp_path / "again")
+    assert back.manifests == {key: m for key, m in store.manifests.items() if key[1] == "books"}
 
 
 async def test_an_interrupted_export_goes_on_after_its_last_whole_chunk(

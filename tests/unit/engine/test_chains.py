@@ -205,7 +205,7 @@ class TestChainsFromTheSource:
 
     def test_a_source_that_fails_counts_as_one_that_does_not_know(self) -> None:
         class Failing(Shelf):
-            def chain(self, chunk: Chunk) -> Sequence[Chunk] | None:
+            def chain(self, chunk: Chunk, tenant: str) -> Sequence[Chunk] | None:
                 raise RuntimeError("no answer")
 
         engine = engine_of("qwen2", source=Failing())

@@ -10,6 +10,7 @@ from shared.errors import InvalidRequest
 from shared.generation.asked import Chunk, chain_of
 from shared.generation.pieces import Conditioned
 from shared.identity import chunk_identity
+from shared.sharing import SharingScopes
 
 PREFIX = (1, 2)
 OF = ("tenant", "model", PREFIX)
@@ -24,6 +25,18 @@ def test_a_piece_alone_is_isolated(identities: Identities) -> None:
     (chunk,), links = identities.of("tenant", PREFIX, [(5, 6)])
     assert chunk == Chunk(chunk_identity(*OF, (5, 6)), (5, 6))
     assert links == ()
+
+
+def test_tenants_of_one_scope_have_the_same_chunks_and_others_have_not() -> None:
+    scopes = SharingScopes({"shared": ("acme", "partner"), "alone": ("other",)})
+    identities = Identities(Prompts(None, 300), "model", scopes)
+    pieces = [(5, 6), Conditioned((5,), ((7,), (8, 9)))]
+    acme, partner, other, shared = (
+        identities.of(tenant, PREFIX, pieces) for tenant in ("acme", "partner", "other", "shared")
+    )
+    assert acme == partner
+    every = [{c.chunk_id for c in (*one.chunks, *one.links)} for one in (acme, other, shared)]
+    assert len(set.union(*every)) == sum(map(len, every))
 
 
 def test_a_context_is_a_chain(identities: Identities) -> None:

@@ -23,6 +23,7 @@ from shared.errors import (
 from shared.generation.pieces import Conditioned
 from shared.kv_types import KvContext
 from shared.request import RequestContext
+from shared.sharing import SharingScopes
 from tests.ingestion_world import (
     CONTEXT_TOKENS,
     Crash,
@@ -40,6 +41,7 @@ LONG = " ".join(f"Sentence number {i} has some words in it." for i in range(12))
 STEPS = [
     "describe",
     "manifest_page",
+    "check_quota",
     "prefill",
     "prefilled",
     "put_manifest",
@@ -677,6 +679,41 @@ async def test_health_names_collections_that_are_not_as_they_would_be_made_now()
     assert detail.endswith("--collection NAME")
     world.step = fail_once("count_documents", Unavailable("away"))
     assert await world.service().check_ready(context()) == ""
+
+
+async def test_in_a_scope_documents_are_made_of_kv_that_is_there_and_outside_of_none() -> None:
+    world = World(scopes=SharingScopes({"shared": ("acme", "partner")}))
+    await upsert(world.service(), book(), tenant="acme")
+    num_chunks = world.num_prefilled
+    await upsert(world.service(), book(), tenant="partner")
+    assert world.num_prefilled == num_chunks
+    await upsert(world.service(), book(), tenant="other")
+    assert world.num_prefilled == 2 * num_chunks
+    acme, partner = (world.manifests[tenant, "c", "book.md"] for tenant in ("acme", "partner"))
+    assert partner == replace(acme, tenant="partner")
+    world.check_settled()
+
+
+async def test_documents_of_another_scope_are_told_and_brought_over() -> None:
+    world, ctx = World(), context(tenant="acme")
+    await upsert(world.service(), book(), text("a.txt", "Short."), tenant="acme")
+    before = world.manifests["acme", "c", "book.md"]
+    for scopes, told in (({"shared": ("acme",)}, "sharing scope none"), ({}, "sharing scope shared")):
+        world.scopes = SharingScopes(scopes)
+        service = world.service()
+        detail = await service.check_ready(ctx)
+        assert f"c (2 of {told}; 2 documents)" in detail
+        refused = [e async for e in service.upkeep.refresh(ctx, "c", (), "")]
+        assert "made for another sharing scope" in refused[-1].error
+        assert [d.current for d in (await service.list_documents(ctx, "c", "", 0)).documents] == [True] * 2
+        assert outcome(await upsert(service, text("a.txt", "Short."), tenant="acme")) == {
+            "a.txt": Stage.STORED
+        }
+        events = [e async for e in service.re_encode(ctx, "c")]
+        assert outcome(events) == {"book.md": Stage.STORED}
+        assert await service.check_ready(ctx) == ""
+        world.check_settled()
+    assert world.manifests["acme", "c", "book.md"] == before
 
 
 async def test_what_was_stored_before_settings_were_noted_can_be_brought_over() -> None:

@@ -30,6 +30,7 @@ def test_a_configuration_survives_the_way_to_another_process() -> None:
         ({"directory": "/d", "diectory": "/e"}, "diectory"),
         ({"directory": "/d", "disk_capacity_bytes": -1}, "disk_capacity_bytes"),
         ({"directory": "/d", "lease_s": -1}, "lease_s"),
+        *(({"directory": "/d", "resident_floor": f}, "resident_floor") for f in (-0.1, 1.1, float("nan"))),
         ({"directory": "/d", "memory": {"directory": "shm"}}, "memory.directory"),
         ({"directory": "/d", "memory": {"capacity_bytes": -1}}, "memory.capacity_bytes"),
         ({"directory": "/d", "fetch": {"concurrency": 0}}, "fetch.concurrency"),

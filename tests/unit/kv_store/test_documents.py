@@ -351,14 +351,15 @@ def test_a_chain_is_found_by_what_it_ends_with(documents: Documents) -> None:
     documents.put(chained("1"))
     assert documents.get("default", "books", "1") == chained("1")
     links, texts = ((8, 9), (1, 2)), ("Title\nOne", "first")
-    assert documents.chain(A) == Chain("default", "model", (5,), links, texts)
-    assert documents.chain("h" * 40) == Chain("default", "model", (5,), links[:1], texts[:1])
-    assert documents.chain(B) is None, "nothing stands behind it"
-    documents.put(chained("2", tenant="other"))
+    assert documents.chain("default", A) == Chain("default", "model", (5,), links, texts)
+    assert documents.chain("default", "h" * 40) == Chain("default", "model", (5,), links[:1], texts[:1])
+    assert documents.chain("default", B) is None, "nothing stands behind it"
+    assert documents.chain("other", A) is None, "it is another tenant's"
+    documents.put(chained("2"))
     documents.remove("default", "books", "1")
-    assert documents.chain(A) == Chain("other", "model", (5,), links, texts)
-    documents.remove("other", "books", "2")
-    assert documents.chain(A) is None
+    assert documents.chain("default", A) == Chain("default", "model", (5,), links, texts)
+    documents.remove("default", "books", "2")
+    assert documents.chain("default", A) is None
 
 
 def test_documents_that_were_made_alike_are_counted(documents: Documents) -> None:

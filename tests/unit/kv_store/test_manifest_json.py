@@ -8,8 +8,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kv_store.documents.manifest_json import VERSION, decode, encode
+from services.kv_store.documents.manifest_json import VERSION, decode, decode_stored, encode
 from shared.errors import NewerFormat
+from shared.kv_format import SealKey, SealKeys
 from shared.kv_types import Manifest, ManifestChunk
 from tests.kv_chunks import chunk_id_of
 
@@ -51,8 +52,19 @@ def test_it_is_json_that_says_its_version() -> None:
     assert json.loads(encode(under))["version"] == 4
     assert decode(encode(under)) == under
     read_by_some = replace(DOCUMENT, readers=("hr",))
-    assert json.loads(encode(read_by_some))["version"] == VERSION
+    assert json.loads(encode(read_by_some))["version"] == 5
     assert decode(encode(read_by_some)) == read_by_some
+    shared = replace(DOCUMENT, kv_scope="finance")
+    assert json.loads(encode(shared))["version"] == VERSION == 6
+    assert decode(encode(shared)) == shared
+
+
+@pytest.mark.parametrize(
+    "form", [DOCUMENT, ENCODED, replace(DOCUMENT, readers=("hr",)), replace(DOCUMENT, kv_scope="finance")]
+)
+def test_every_form_is_sealed(form: Manifest) -> None:
+    keys = SealKeys([SealKey(b"k" * 32)], required=True)
+    assert decode(encode(form, keys), keys) == form
 
 
 def test_without_chains_or_auxiliary_kv_an_older_version_can_read_it() -> None:
@@ -65,6 +77,17 @@ def test_without_chains_or_auxiliary_kv_an_older_version_can_read_it() -> None:
     written = json.loads(encode(DOCUMENT))
     assert written["version"] == 2
     assert "auxiliary" not in str(written)
+
+
+def test_who_stored_it_is_beside_it_where_an_earlier_version_does_not_look() -> None:
+    for document in (DOCUMENT, ENCODED, replace(DOCUMENT, readers=("hr",))):
+        data = encode(document, stored_by="key/anna")
+        assert decode_stored(data) == (document, "key/anna")
+        written, before = json.loads(data), json.loads(encode(document))
+        del written["stored_by"]
+        assert (written["version"], written["manifest"]) == (before["version"], before["manifest"])
+        assert decode_stored(encode(document)) == (document, "")
+        assert "stored_by" not in before
 
 
 def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
@@ -84,7 +107,7 @@ def test_version_1_is_still_read() -> None:
 
 def test_a_later_version_is_refused_as_such() -> None:
     with pytest.raises(NewerFormat, match="update kvquilt"):
-        decode(sealed('"version":6,"manifest":{"whatever":"it is"}'))
+        decode(sealed('"version":7,"manifest":{"whatever":"it is"}'))
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ class World:
 
     async def use(self, chunk_id: str, times: int = 1) -> None:
         for _ in range(times):
-            self.promotion.used(chunk_id)
+            self.promotion.used(chunk_id, "acme")
         await self.promotion.idle()
 
     def in_memory(self) -> dict[str, int]:
@@ -107,6 +107,6 @@ async def test_the_end_does_not_wait_for_copies_that_have_not_begun(tmp_path: Pa
 
     promotion = World(tmp_path, Busy()).promotion
     for _ in range(2):
-        promotion.used(A)
+        promotion.used(A, "acme")
     await asyncio.sleep(0)
     await asyncio.wait_for(promotion.close(), 5)

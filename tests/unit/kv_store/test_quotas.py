@@ -5,10 +5,18 @@ from __future__ import annotations
 import pytest
 
 from services.kv_store.documents.catalog import Document
-from services.kv_store.documents.quotas import QuotaConfig, TenantUsage, after_replacing
+from services.kv_store.documents.quotas import (
+    QuotaConfig,
+    Quotas,
+    TenantUsage,
+    after_replacing,
+    storer_of,
+)
+from shared.admission.settings import OwnAllowance, PrincipalLimits
 from shared.errors import StorageFull
 from shared.kv_reports import TenantStats
 from shared.kv_types import ChunkStat, Manifest, ManifestChunk
+from shared.principals.principal import Principal
 
 DOCUMENTS = [
     Document("acme", "books", "1", ("a", "b")),
@@ -78,3 +86,57 @@ def test_a_document_that_replaces_another_counts_instead_of_it() -> None:
     assert after_replacing(DOCUMENTS, new("films", "1")) == ({"a", "b", "c"}, {"a", "b", "c", "d"})
     encoded = Manifest("acme", "books", "1", chunks=(ManifestChunk("b", (), auxiliary_id="x"),))
     assert after_replacing(DOCUMENTS, encoded) == ({"a", "b", "c"}, {"b", "c", "x"})
+
+
+# ---- of principals
+
+
+ANNA, BERT = "key/anna", "key/bert"
+OWN = [
+    Document("acme", "books", "1", ("a", "b"), source="s1", stored_by=ANNA),
+    Document("acme", "books", "2", ("b", "c"), source="s2", stored_by=BERT),
+    Document("acme", "books", "3", ("d",), source="s3"),  # of an earlier version
+    Document("beta", "books", "1", ("e",), source="s1", stored_by=ANNA),
+]
+
+
+def new(document_id: str, *chunk_ids: str, source: str = "") -> Manifest:
+    chunks = tuple(ManifestChunk(chunk_id, ()) for chunk_id in chunk_ids)
+    return Manifest("acme", "books", document_id, source_hash=f"{source}-settings.text", chunks=chunks)
+
+
+def test_a_principals_documents_are_those_that_it_stored_for_this_tenant() -> None:
+    assert after_replacing(OWN, new("9", "b", "z"), ANNA) == ({"a", "b"}, {"a", "b", "z"})
+    assert after_replacing(OWN, new("1", "z"), ANNA) == ({"a", "b"}, {"z"})
+    assert after_replacing(OWN, new("2", "z"), ANNA) == ({"a", "b"}, {"a", "b", "z"}), "it was another's"
+    assert after_replacing(OWN, new("9", "z"), "key/carl") == (set(), {"z"})
+
+
+def test_a_document_is_whose_source_it_is_whoever_makes_it_anew() -> None:
+    bert = Principal(BERT, "acme", frozenset())
+    assert storer_of(None, new("9"), bert) == BERT
+    assert storer_of(OWN[0], new("1", source="other"), bert) == BERT
+    assert storer_of(OWN[0], new("1", source="s1"), bert) == ANNA
+    assert storer_of(OWN[2], new("3", source="s3"), bert) == "", "nobody knows whose it was"
+    unknown = Document("acme", "books", "4", (), stored_by=ANNA)
+    assert storer_of(unknown, Manifest("acme", "books", "4"), bert) == BERT
+
+
+def test_more_than_a_principal_may_have_is_refused_with_what_it_has_the_limit_and_a_remedy() -> None:
+    own = {"acme": OwnAllowance(stored_bytes=20), f"acme/{ANNA}": OwnAllowance(stored_bytes=10)}
+    quotas = Quotas(principals=PrincipalLimits(stored_bytes=30, of=own))
+    assert [quotas.of_principal("acme", name) for name in (ANNA, BERT, "")] == [10, 20, 0]
+    assert quotas.of_principal("beta", ANNA) == 30
+    quotas.check_principal("acme", ANNA, 0, 10)
+    quotas.check_principal("acme", ANNA, 30, 30)
+    quotas.check_principal("acme", "", 0, 10**18)
+    with pytest.raises(StorageFull) as refused:
+        quotas.check_principal("acme", ANNA, 9, 11)
+    said = refused.value.detail
+    for part in (ANNA, "'acme'", "have 9 bytes", "would have 11", "the 10 that", "delete documents"):
+        assert part in said
+    assert "limits.per_principal.stored_bytes" in said
+
+
+def test_without_a_limit_a_principal_may_store_whatever_its_tenant_may() -> None:
+    Quotas().check_principal("acme", ANNA, 0, 10**18)

@@ -11,7 +11,7 @@ import pytest
 
 from services.kv_store.documents.documents import Documents
 from services.kv_store.documents.manifest_json import decode, encode
-from services.kv_store.documents.sealed_json import checksum_of
+from services.kv_store.documents.sealed_json import checksum_of, key_id_of
 from services.kv_store.node.agent import Agent
 from services.kv_store.tiers.chunk_names import blob_of
 from shared.errors import InvalidRequest, NewerFormat
@@ -250,9 +250,12 @@ def test_the_chunks_of_these_tests_are_what_they_say() -> None:
 DOCUMENT = Manifest("acme", "books", "1", "Title", chunks=(ManifestChunk(A, (1,), text="Sunday"),))
 
 
-def test_a_sealed_manifest_is_json_that_an_earlier_version_reads(tmp_path: Path) -> None:
-    data = encode(DOCUMENT, KEYS)
-    assert decode(data) == decode(data, KEYS) == DOCUMENT
+@pytest.mark.parametrize("readers", [(), ("hr",)])
+def test_every_manifest_is_sealed_and_json_that_who_has_no_key_reads(readers: tuple[str, ...]) -> None:
+    document = replace(DOCUMENT, readers=readers)
+    data = encode(document, KEYS)
+    assert KEYS.is_current(key_id_of(data))
+    assert decode(data) == decode(data, SealKeys([OLD], required=True)) == document
 
 
 def test_a_forged_manifest_is_damaged_and_restored_by_its_second_copy(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from services.kv_store.config import GarbageConfig
 from services.kv_store.documents.catalog import Document
-from services.kv_store.documents.quotas import QuotaConfig
+from services.kv_store.documents.quotas import QuotaConfig, Quotas
 from services.kv_store.fetching.nodes import Neighbours
 from services.kv_store.node.agent import Agent
 from services.kv_store.node.housekeeping import Housekeeping
@@ -27,7 +27,7 @@ from tests.kv_chunks import chunk_bytes, chunk_id_of
 from tests.kv_stores import KnownNodes, agent_on, in_pieces
 
 IDS = [chunk_id_of(n) for n in range(12)]
-A, B, C, D = IDS[:4]
+A, B, C, D, E, F, G, H = IDS[:8]
 SIZE = len(chunk_bytes(A))
 CTX = RequestContext.create(tenant="acme", deadline_ms=36_000_000)
 Make = Callable[..., Agent]
@@ -148,7 +148,8 @@ async def test_a_document_beyond_the_quota_is_refused_and_nothing_of_it_stays_bu
     await put(agent, D)
     await agent.put_manifest(CTX, document("3", C, D))
     other = RequestContext.create(tenant="other")
-    await agent.put_manifest(other, document("1", B, C, D, tenant="other"))
+    await put(agent, E, F, G, H)
+    await agent.put_manifest(other, document("1", E, F, G, H, tenant="other"))
 
 
 async def test_a_new_agent_knows_what_tenants_have(make: Make) -> None:
@@ -187,7 +188,7 @@ async def test_the_chunks_of_very_many_documents_are_counted_by_listing_them() -
     documents = [Document("acme", "books", str(n), (c,)) for n, c in enumerate(sizes)]
     here: Any = SimpleNamespace(truth=DictBlobs(), keys=None, documents=lambda: documents)
     neighbours = Neighbours("home", KnownNodes())
-    upkeep = Upkeep(cast(Any, Own()), here, here, neighbours, QuotaConfig(), cast(Any, None))
+    upkeep = Upkeep(cast(Any, Own()), here, here, neighbours, Quotas(), cast(Any, None))
     assert await upkeep.tenants(CTX) == (TenantStats("acme", len(sizes), sum(sizes.values()), 0),)
     assert len(listed) == 3
 

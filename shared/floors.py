@@ -2,8 +2,7 @@
 last.
 
 Whoever needs room evicts what is his own, and what others have above their floor. So however much one tenant
-asks for, the others keep something; and the memory may exceed its capacity by what is kept, which together is
-never more than half of it."""
+asks for, the others keep something, together never more than half of the memory."""
 
 from __future__ import annotations
 

@@ -1,0 +1,291 @@
+"""Two callers at every public RPC of an installation: what another tenant has is told like what is not there,
+also within a scope, where nothing is shared but KV; and of the same tenant, or scope, KV is found."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pytest
+
+from shared.answer import AnswerDone, AnswerUsage, Inquiry, RetrievalOptions, Retrieved
+from shared.documents import SourceDocument, Stage
+from shared.errors import KvquiltError
+from shared.feedback import Feedback, Rating
+from shared.generation.asked import SamplingParams
+from shared.generation.forest import Edit
+from shared.generation.orders import ForestOrder
+from shared.generation.pieces import Conditioned
+from shared.generation.told import Usage
+from shared.kv_types import Manifest, ManifestChunk, Origin
+from shared.principals.principal import Role
+from shared.search import SearchMode
+from tests.chat_templates import chat_tokenizer
+from tests.generation_server import order_of
+from tests.installation import Client, Installation
+from tests.integration.test_chat_prompts import saved
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SCOPES = {"shared": ("acme", "partner")}
+SECRET = "Zanzibar"
+PLAN = f"# Plan\n\nThe mayor of {SECRET} is Orla Venn, who has twelve bridges and a mine below the town. " * 3
+OPEN = "# Towns\n\nThe mayor of the town is the founder of the mine, which lies below the bridge. " * 3
+KEYS_SEEN_S = 1.0
+
+
+@dataclass
+class World:
+    """``acme`` has a secret document, rated an answer about it, pinned it, and shares a scope with
+    ``partner``."""
+
+    loop: asyncio.AbstractEventLoop
+    installation: Installation
+    acme: Client
+    partner: Client
+    other: Client
+    secret_chunks: tuple[str, ...] = ()
+    request_id: str = ""
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(work)
+
+    async def fill(self) -> None:
+        await asyncio.sleep(KEYS_SEEN_S)
+        await ingest(self.acme, "secrets", {"plan.md": PLAN})
+        self.secret_chunks = await chunk_ids(self.acme, "secrets")
+        told = await ask(self.acme, "secrets")
+        (self.request_id,) = [event.request_id for event in told if isinstance(event, AnswerDone)]
+        await self.acme.rag.rate(self.acme.ctx, Feedback(self.request_id, Rating.GOOD, SECRET))
+        await self.acme.store.pin(self.acme.ctx, "secrets")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    directory = tmp_path_factory.mktemp("installation")
+    loop = asyncio.new_event_loop()
+
+    async def build() -> Installation:
+        return Installation(directory, saved(directory / "model", chat_tokenizer("ChatML")), SCOPES)
+
+    installation = loop.run_until_complete(build())
+    serving = installation.serving()
+    loop.run_until_complete(serving.__aenter__())
+    clients = [installation.key(tenant, Role.ADMIN, "*") for tenant in ("acme", "partner", "other")]
+    built = World(loop, installation, *clients)
+    built.run(built.fill())
+    yield built
+    loop.run_until_complete(serving.__aexit__(None, None, None))
+    loop.close()
+
+
+async def ingest(client: Client, collection: str, documents: dict[str, str]) -> None:
+    sources = [SourceDocument(name, text.encode()) for name, text in documents.items()]
+    ended = [event async for event in client.ingest.upsert(client.ctx, collection, sources)]
+    assert not [event.error for event in ended if event.error]
+
+
+async def chunk_ids(client: Client, collection: str) -> tuple[str, ...]:
+    return tuple(
+        [c.chunk_id async for m in client.store.list_manifests(client.ctx, collection) for c in m.chunks]
+    )
+
+
+async def ask(client: Client, collection: str, **options: Any) -> list[Any]:
+    inquiry = Inquiry(
+        *(collection, ("Who is the mayor?",)),
+        sampling=SamplingParams(max_tokens=2, ignore_eos=True),
+        retrieval=RetrievalOptions(k=64, mode=SearchMode.DENSE),
+        **options,
+    )
+    return [event async for event in client.rag.answer(client.ctx, inquiry)]
+
+
+async def whole(events: AsyncIterator[Any]) -> list[Any]:
+    return [event async for event in events]
+
+
+async def explored(client: Client, parent_id: str) -> list[Any]:
+    async def nothing() -> AsyncIterator[Edit]:
+        return
+        yield
+
+    order = ForestOrder((Conditioned((5, 6), parent_id=parent_id),))
+    return await whole(client.forests.explore(client.ctx, order, nothing()))
+
+
+async def bytes_of(*pieces: bytes) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+def behind(parent_id: str) -> Any:
+    return order_of(
+        [Conditioned((5, 6), parent_id=parent_id)], ["Why?"], sampling=SamplingParams(max_tokens=1)
+    )
+
+
+def referring(client: Client, **named: str) -> Manifest:
+    scope = "shared" if client.tenant in SCOPES["shared"] else ""
+    chunk = ManifestChunk(**{"chunk_id": "a" * 40, "token_ids": (1,), **named})  # type: ignore[arg-type]
+    return Manifest(client.tenant, "mine", "m", chunks=(chunk,), kv_scope=scope)
+
+
+Call = Callable[[Client, str], Coroutine[Any, Any, object]]
+BY_COLLECTION: dict[str, Call] = {
+    "Rag.Answer": lambda c, name: ask(c, name, explain=True),
+    "Rag.ListFeedback": lambda c, name: whole(c.rag.ratings(c.ctx, name)),
+    "Ingest.ListDocuments": lambda c, name: whole(c.ingest.list(c.ctx, name)),
+    "Ingest.DeleteDocuments": lambda c, name: c.ingest.delete(c.ctx, name, ["plan.md"]),
+    "Ingest.DeleteDocuments all": lambda c, name: c.ingest.delete(c.ctx, name, everything=True),
+    "Ingest.Upsert re-encode": lambda c, name: whole(c.ingest.re_encode(c.ctx, name)),
+    "Ingest.Rebuild": lambda c, name: whole(c.ingest.rebuild(c.ctx, name)),
+    "Ingest.Refresh": lambda c, name: whole(c.ingest.refresh(c.ctx, name)),
+    "Retrieval.Search": lambda c, name: c.retrieval.search(c.ctx, name, ["mayor"], 9),
+    "KvStore.ListManifests": lambda c, name: whole(c.store.list_manifests(c.ctx, name)),
+    "KvStore.GetManifest": lambda c, name: c.store.get_manifest(c.ctx, name, "plan.md"),
+    "KvStore.Pin": lambda c, name: c.store.pin(c.ctx, name, "plan.md"),
+    "KvStore.Pin undone": lambda c, name: c.store.pin(c.ctx, name, "", unpin=True),
+}
+BY_CHUNK: dict[str, Call] = {
+    "Generation.Generate": lambda c, i: whole(c.generation.generate(c.ctx, behind(i))),
+    "Generation.Explore": explored,
+    "Generation.Prefill": lambda c, i: whole(c.generation.prefill(c.ctx, [Conditioned((5, 6), parent_id=i)])),
+    "Generation.Recompute": lambda c, i: whole(
+        c.generation.recompute(c.ctx, [Conditioned((5, 6), parent_id=i)])
+    ),
+    "KvStore.Stat": lambda c, i: c.store.stat(c.ctx, [i]),
+    "KvStore.Get": lambda c, i: whole(c.store.get(c.ctx, i)),
+    "KvStore.Put": lambda c, i: c.store.put(c.ctx, i, 9, bytes_of(b"x" * 9), Origin()),
+    "KvStore.PutManifest": lambda c, i: c.store.put_manifest(c.ctx, referring(c, chunk_id=i)),
+    "KvStore.PutManifest auxiliary": lambda c, i: c.store.put_manifest(c.ctx, referring(c, auxiliary_id=i)),
+    "KvStore.PutManifest parent": lambda c, i: c.store.put_manifest(c.ctx, referring(c, parent_id=i)),
+    "Ingest.Refresh": lambda c, i: whole(c.ingest.refresh(c.ctx, "", [i])),
+}
+BY_REQUEST: dict[str, Call] = {
+    "Rag.Feedback": lambda c, i: c.rag.rate(c.ctx, Feedback(i, Rating.BAD)),
+}
+
+
+async def told(call: Coroutine[Any, Any, object], name: str) -> str:
+    """All that a caller is told, but for the names that he asked by and those that follow from them."""
+    try:
+        said = repr(await call)
+    except KvquiltError as error:
+        said = f"{type(error).__name__}: {error.detail}"
+    said = said.replace(name, "NAME")
+    return re.sub(r"\b[0-9a-f]{32,40}\b|\d+\.\d+(e-\d+)?", "#", said)
+
+
+@pytest.mark.parametrize("who", ["other", "partner"])
+@pytest.mark.parametrize(
+    ("calls", "call"),
+    [(calls, call) for calls in ("BY_COLLECTION", "BY_CHUNK", "BY_REQUEST") for call in globals()[calls]],
+)
+def test_what_another_tenant_has_is_told_like_what_is_not_there(
+    world: World, calls: str, call: str, who: str
+) -> None:
+    client: Client = getattr(world, who)
+    theirs, absent = {
+        "BY_COLLECTION": ("secrets", "nowhere"),
+        "BY_CHUNK": (world.secret_chunks[0], "0" * 40),
+        "BY_REQUEST": (world.request_id, "nobody-asked"),
+    }[calls]
+    answers = [world.run(told(globals()[calls][call](client, name), name)) for name in (theirs, absent)]
+    assert answers[0] == answers[1]
+    assert SECRET not in answers[0]
+    assert world.run(chunk_ids(world.acme, "secrets")) == world.secret_chunks, "and nothing happened to it"
+
+
+@pytest.mark.parametrize("who", ["other", "partner"])
+def test_lists_counts_answers_and_citations_are_of_ones_own_documents(world: World, who: str) -> None:
+    client: Client = getattr(world, who)
+
+    async def everything() -> list[Any]:
+        await ingest(client, "own", {"towns.md": OPEN})
+        found = [
+            await ask(client, "own", explain=True),
+            await whole(client.ingest.list(client.ctx, "")),
+            await client.retrieval.list_collections(client.ctx),
+            await whole(client.rag.ratings(client.ctx)),
+            await whole(client.store.list_manifests(client.ctx)),
+            await client.store.count_documents(client.ctx),
+            await client.store.list_pins(client.ctx),
+        ]
+        await client.ingest.delete(client.ctx, "own", everything=True)
+        return found
+
+    answer, documents, collections, ratings, manifests, counts, pins = world.run(everything())
+    (retrieved,) = [event for event in answer if isinstance(event, Retrieved)]
+    assert {hit.document_id for hit in retrieved.hits} == {"towns.md"}
+    assert [d.document_id for d in documents] == ["towns.md"]
+    assert [c.name for c in collections] == ["own"]
+    assert [(m.tenant, m.document_id) for m in manifests] == [(who, "towns.md")]
+    assert [(c.collection, c.num_documents) for c in counts] == [("own", 1)]
+    assert (ratings, pins) == ([], [])
+    said = repr([answer, documents, collections, manifests, counts])
+    assert not [word for word in (SECRET, "secrets", "plan.md", *world.secret_chunks) if word in said]
+
+
+def counted(events: list[Any]) -> dict[str, int]:
+    (usage,) = [event.usage for event in events if isinstance(event, AnswerUsage)]
+    return {f.name: n for f in fields(Usage) if isinstance(n := getattr(usage, f.name), int)}
+
+
+def test_kv_is_found_by_its_tenant_and_its_scope_and_by_nobody_else(world: World) -> None:
+    """In the store when documents come in, in memory when questions are asked, by the counts of cached tokens
+    and by what the store holds; and it goes with the last document of the scope."""
+    acme, partner, other = world.acme, world.partner, world.other
+
+    async def stored() -> int:
+        return len((await world.installation.agent.list_page(acme.ctx)).chunks)
+
+    async def paired() -> None:
+        before, steps = await stored(), []
+        for client in (acme, partner, other):
+            await ingest(client, "towns", {"towns.md": OPEN})
+            steps.append(await stored())
+        num = steps[0] - before
+        assert num > 1
+        assert [step - before for step in steps] == [num, num, 2 * num]
+        ids = {client.tenant: await chunk_ids(client, "towns") for client in (acme, partner, other)}
+        assert ids["acme"] == ids["partner"]
+        assert not set(ids["acme"]) & set(ids["other"])
+        assert all(stat.exists for stat in await partner.store.stat(partner.ctx, ids["acme"]))
+        assert not any(stat.exists for stat in await other.store.stat(other.ctx, ids["acme"]))
+
+        world.installation.generator.forget([*ids["acme"], *ids["other"]])
+        cold, again, same, foreign = [
+            counted(await ask(client, "towns")) for client in (acme, acme, partner, other)
+        ]
+        assert cold["loaded_tokens"] > 0 == again["loaded_tokens"]
+        assert same == again
+        assert foreign == cold
+        assert counted(await ask(other, "towns")) == again
+
+        deleted = await acme.ingest.delete(acme.ctx, "towns", everything=True)
+        assert (deleted.num_documents, deleted.num_chunks) == (1, num)
+        assert await stored() == before + 2 * num
+        world.installation.generator.forget(ids["acme"])
+        assert counted(await ask(partner, "towns")) == cold
+        deleted = await partner.ingest.delete(partner.ctx, "towns", everything=True)
+        assert (deleted.num_documents, deleted.num_chunks) == (1, num)
+        assert await stored() == before + num
+        await other.ingest.delete(other.ctx, "towns", everything=True)
+        assert await stored() == before
+        world.installation.agent.check_invariants()
+
+    world.run(paired())
+
+
+def test_a_document_in_the_scope_is_stored_as_its_tenants(world: World) -> None:
+    async def made() -> tuple[Stage, str]:
+        sources = [SourceDocument("a.md", OPEN.encode())]
+        ended = [event async for event in world.partner.ingest.upsert(world.partner.ctx, "one", sources)]
+        manifest = await world.partner.store.get_manifest(world.partner.ctx, "one", "a.md")
+        await world.partner.ingest.delete(world.partner.ctx, "one", everything=True)
+        return ended[-1].stage, f"{manifest.tenant} in {manifest.kv_scope}"
+
+    assert world.run(made()) == (Stage.STORED, "partner in shared")
