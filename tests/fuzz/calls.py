@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -106,7 +106,7 @@ async def make(
     call = _start(channel, case, credentials)
     try:
         async with asyncio.timeout(give_up_s if case.leaves_after_s is None else case.leaves_after_s):
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+            with _without_its_error():
                 if method.server_streaming:
                     async for response in call:
                         told.note(response)
@@ -140,6 +140,19 @@ class _Told:
             answer: Any = parsed(self._kind, response)
             if answer.error_code in _WRONG_CODES:
                 self.wrong = f"a part of it ended {answer.error_code}: {text_format.MessageToString(answer)}"
+
+
+@contextlib.contextmanager
+def _without_its_error() -> Iterator[None]:
+    """A call's end is asked for afterwards; who makes it may be told to stop."""
+    try:
+        yield
+    except grpc.aio.AioRpcError:
+        pass
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
 
 
 def _start(channel: grpc.aio.Channel, case: Case, credentials: Credentials) -> Any:
