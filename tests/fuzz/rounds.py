@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from google.protobuf.message import DecodeError
-
 from services.ingestion.config import ParsingConfig
 from services.ingestion.formats.reading import ParserSettings
 from services.ingestion.parsing.processes import ParserProcesses
@@ -178,7 +176,7 @@ def _tracebacks() -> Iterator[list[str]]:
 
     class Kept(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if record.exc_info and record.exc_info[0] is not DecodeError:  # gRPC's server tells it
+            if record.exc_info and not record.name.startswith("grpc"):  # whose status tells the caller
                 found.append(logging.Formatter().format(record))
 
     kept = Kept(logging.WARNING)
