@@ -1,12 +1,14 @@
 """Lists which calls are on record, and what of them: nothing that a document, a question or an answer says.
 
-``shared.rpc`` records them where they come in from outside; what the services ask of each other on the way is
-part of the call that is on record already.
+``shared.rpc``, and HTTP, record them where they come in from outside; what the services ask of each other on
+the way is part of the call that is on record already.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,13 +16,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shared.audit import OK, Actor, AuditConfig, AuditLog
-from shared.errors import KvquiltError, PermissionDenied, Unauthenticated
+from shared.errors import KvquiltError, Overloaded, PermissionDenied, Unauthenticated
 from shared.principals.config import AuthConfig
 from shared.principals.secret import derived, secrets_of
 from shared.request import RequestContext
 from shared.tracing.traceparent import trace_id_of
 
 _MOST_IDS = 20
+_REFUSALS = (Unauthenticated, PermissionDenied, Overloaded)
 _REFUSALS_S = 1.0
 What = dict[str, object]
 
@@ -82,29 +85,43 @@ ASKED_BY_SERVICES = frozenset({"SuspendVerdict"})
 """On record although services ask for them: nobody outside did."""
 
 
+@dataclass(slots=True)
+class _Refusals:
+    """Of one kind: when the last one was recorded, and how many were not since."""
+
+    recorded_s: float = -math.inf
+    left_out: int = 0
+
+
 class Recorder:
     """The audit of one service, for its event loop: records one after the other in a thread of its own."""
 
     def __init__(self, audit: AuditLog, clock: Callable[[], float] = time.monotonic) -> None:
         self._audit, self._clock = audit, clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="audit")
-        self._refused_s, self._num_unrecorded = -_REFUSALS_S, 0
+        self._refusals: dict[str, _Refusals] = {}
 
     def called(self, method: str, request: Any, ctx: RequestContext, outcome: str = OK) -> Future[None]:
         """``method``: one of ``ACTIONS``. Done once it is on record."""
         action = ACTIONS[method]
         return self._submit(action.name, actor_of(ctx), outcome, **action.what(request))
 
-    def refused(self, method: str, peer: str, code: str) -> Future[None] | None:
-        """A caller who is nobody, or may not do that. At most one a second is on record, with the number of
+    def refused(
+        self, method: str, peer: str, error: Exception, ctx: RequestContext | None = None
+    ) -> Future[None] | None:
+        """If ``error`` says that the caller is nobody, may not do that, or wants more than there is room for.
+        ``ctx``: of a caller who is known. At most one of each kind a second is on record, with the number of
         those that were left out: nobody fills the disk by asking."""
-        now = self._clock()
-        if now < self._refused_s + _REFUSALS_S:
-            self._num_unrecorded += 1
+        if not isinstance(error, _REFUSALS):
             return None
-        self._refused_s, left_out, self._num_unrecorded = now, self._num_unrecorded, 0
-        more: What = {"left_out": left_out} if left_out else {}
-        return self._submit("call", Actor("", ""), code, method=method, peer=peer, **more)
+        refusals = self._refusals.setdefault(error.code, _Refusals())
+        if (now_s := self._clock()) < refusals.recorded_s + _REFUSALS_S:
+            refusals.left_out += 1
+            return None
+        self._refusals[error.code] = _Refusals(now_s)
+        more: What = {"left_out": refusals.left_out} if refusals.left_out else {}
+        actor = Actor("", "") if ctx is None else actor_of(ctx)
+        return self._submit("call", actor, error.code, method=method, peer=peer, **more)
 
     def did(self, name: str, actor: Actor, outcome: str = OK, **what: object) -> Future[None]:
         """What the service does by itself."""
@@ -131,6 +148,7 @@ class CallRecord:
         """``peer`` None: a service of the installation calls."""
         self._recorder, self._method, self._request, self._peer = recorder, method, request, peer
         self._ctx: RequestContext | None = None
+        self._context_of: Callable[[Any], RequestContext] | None = None
 
     @classmethod
     def of(cls, service: object, method: str, request: Any, peer: Peer | None) -> CallRecord:
@@ -138,16 +156,27 @@ class CallRecord:
 
     def let_in(self, context_of: Callable[[Any], RequestContext]) -> None:
         """Who calls is known. Raises like ``context_of``, which is given the request's meta."""
+        self._context_of = context_of
         outside = self._peer is not None or self._method in ASKED_BY_SERVICES
         if self._recorder is not None and self._method in ACTIONS and outside:
             self._ctx = context_of(self._request.meta)
 
     async def failed(self, error: Exception) -> None:
-        recorder, peer = self._recorder, self._peer
-        if isinstance(error, (Unauthenticated, PermissionDenied)) and recorder and peer:
+        if isinstance(error, (Unauthenticated, PermissionDenied)):
             self._ctx = None
-            await on_record(recorder.refused(self._method, peer.peer(), error.code))
+        if self._recorder and self._peer and self._ctx is None:
+            peer, ctx = self._peer.peer(), self._caller(error)
+            await on_record(self._recorder.refused(self._method, peer, error, ctx))
         await self.ended(error.code if isinstance(error, KvquiltError) else "INTERNAL")
+
+    def _caller(self, error: Exception) -> RequestContext | None:
+        """Of a call that was let in, and is not on record otherwise. None: who it is is not known."""
+        meta = getattr(self._request, "meta", None)
+        if not isinstance(error, Overloaded) or self._context_of is None or meta is None:
+            return None
+        with contextlib.suppress(KvquiltError):
+            return self._context_of(meta)
+        return None
 
     async def ended(self, outcome: str) -> None:
         """The first end counts."""

@@ -40,6 +40,10 @@ class EngineConfig:
     private_bytes: KV of questions and answers; above it the youngest request pauses, its KV kept.
     num_threads: of torch; 0 leaves torch's own choice.
     loader_threads: read the stored KV of one request; one more writes.
+    speculation: rows up to which a step is filled with drafts: tokens that probably come next, since they did
+        so in the context. A step of so few rows takes about as long as one of a single row: 8 on CPUs without
+        matrix units, more elsewhere. 0: no drafts. Nothing is drafted with batch_invariant
+        (docs/multidecode.md).
     pipelined: a request may begin while its stored KV is still being read, if nothing else can run. False
     waits for all of it.
     overlap_from_s: it begins if the rest of the reading will take at least this long. Reading from memory
@@ -63,6 +67,7 @@ class EngineConfig:
     private_bytes: int = 2 * GIB
     num_threads: int = 0
     loader_threads: int = 2
+    speculation: int = 8
     pipelined: bool = True
     overlap_from_s: float = 0.03
     adapters: dict[str, str] = field(default_factory=dict, hash=False)
@@ -70,6 +75,11 @@ class EngineConfig:
     @property
     def on_gpu(self) -> bool:
         return self.device.partition(":")[0] == "cuda"
+
+    @property
+    def speculates(self) -> bool:
+        """With batch_invariant a token's bits would depend on the rows of its draft."""
+        return self.speculation > 1 and not self.batch_invariant
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
@@ -84,7 +94,7 @@ class EngineConfig:
             "loader_threads",
             "resident_bytes",
         )
-        check_least(self, 0, "num_threads", "overlap_from_s")
+        check_least(self, 0, "num_threads", "speculation", "overlap_from_s")
         if not 0 <= self.resident_floor <= 1:  # False for NaN
             raise ValueError(f"resident_floor: must be from 0 to 1, got {self.resident_floor}")
         for name in self.adapters:

@@ -190,8 +190,7 @@ class World:
             raise FailedPrecondition("chunks are not stored")
         key = (ctx.tenant, manifest.collection, manifest.document_id)
         old = self.manifests.get(key)
-        if old is not None and old.readable_by(ctx.principal) != old:
-            raise taken(manifest.document_id)
+        self._check_whole(ctx, key)
         self.manifests[key] = manifest
         removed = self._drop_unreferenced(old)
         self._effect("manifest_put")
@@ -199,6 +198,7 @@ class World:
 
     async def check_quota(self, ctx: RequestContext, manifest: Manifest, bytes_per_token: int) -> None:
         self._effect("check_quota")
+        self._check_whole(ctx, (ctx.tenant, manifest.collection, manifest.document_id))
         num_tokens = sum(len(c.token_ids) for c in manifest.chunks if c.chunk_id not in self.kv)
         if num_tokens * bytes_per_token > self.quota_bytes:
             raise StorageFull(f"more than the {self.quota_bytes} bytes that are allowed")
@@ -337,6 +337,11 @@ class World:
             for (t, c, d), doc in self.indexed.items()
             if (t, c) == (tenant, collection)
         }
+
+    def _check_whole(self, ctx: RequestContext, key: tuple[str, str, str]) -> None:
+        stored = self.manifests.get(key)
+        if stored is not None and stored.readable_by(ctx.principal) != stored:
+            raise taken(key[-1])
 
     def _may_unindex(self, ctx: RequestContext, collection: str, document_id: str) -> bool:
         found = self.indexed.get((ctx.tenant, collection, document_id))

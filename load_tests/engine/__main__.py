@@ -8,6 +8,7 @@
 Times to first token: of transformers with nothing cached and with exactly this prefix cached; of the engine
 with the chunks' KV resident (in another order each time) and in files. Decoding: one question, and eight over
 one context. Sharing: many requests over mostly the same chunks. What ``batch_invariant`` costs, and sampling.
+Speculation, on against off: an answer that quotes its context, one that does not, and one that is misled.
 Prefilling documents as chains, each chunk behind those in front of it, against the same chunks alone: times,
 beside how much more there is to compute.
 On a GPU, elsewhere by --parts: steps of many branches over one context, and batches of requests with their KV
@@ -36,6 +37,7 @@ from load_tests.engine.compare import (
     compare_invariant,
     compare_sampled,
     compare_sharing,
+    compare_speculation,
 )
 from load_tests.engine.gpu_report import run_gpu_report
 from load_tests.engine.sharing import Crowd
@@ -44,7 +46,7 @@ from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement
 
 # the last two take long on a CPU, and are left out there unless asked for
-PARTS = ("compare", "disk", "sharing", "invariant", "sampled", "chains", "branches", "batches")
+PARTS = ("compare", "disk", "sharing", "invariant", "sampled", "speculation", "chains", "branches", "batches")
 CPU_PARTS = PARTS[:-2]
 
 
@@ -78,6 +80,8 @@ def _measure(
         yield from compare_invariant(cases[0], runs)
     if "sampled" in args.parts:
         yield compare_sampled(cases[0], runs)
+    if "speculation" in args.parts:
+        yield from compare_speculation(cases[0], runs)
     if "chains" in args.parts:
         yield from compare_chains(cases[0], args.documents, runs)
     if "branches" in args.parts:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -13,9 +14,11 @@ from load_tests.benchmark import in_turn, say
 from load_tests.engine.batches import BatchEngine
 from load_tests.engine.chains import DocumentPrefill, flops_of
 from load_tests.engine.ours import Ours
+from load_tests.engine.quoting import Quoted, Quoting
 from load_tests.engine.sharing import Crowd, CrowdEngine
 from load_tests.engine.stock import Stock
 from load_tests.kv_store.stored_ttft import Contexts, measure_stored_ttft
+from shared.engine_config import EngineConfig
 from shared.measuring.case import Case
 from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement, measured
@@ -85,6 +88,24 @@ def compare_sampled(case: Case, runs: Runs) -> Measurement:
             (runs.decode, lambda: ours.call(Ours.decode_rate, 8, TEMPERATURE)),
         )
     return measured("decode_8_sampled", sampled, "token/s", better="higher", baseline=greedy)
+
+
+def compare_speculation(case: Case, runs: Runs) -> Iterator[Measurement]:
+    """One branch that speculates against the same one that does not: its answer quotes three quarters from
+    the context, or nothing, or every draft is wrong."""
+    case = replace(case, decode=4 * case.decode)
+    rows = EngineConfig().speculation
+    with Worker(Quoting, case, rows) as drafting, Worker(Quoting, case, 0) as without:
+        for context in Quoted:
+            say(f"decoding 1 over {case.context} tokens, {context} quoted")
+            for worker in (drafting, without):
+                worker.call(Quoting.decode_rate, context)  # computes the context's KV
+            base, rates = in_turn(
+                (runs.decode, partial(without.call, Quoting.decode_rate, context)),
+                (runs.decode, partial(drafting.call, Quoting.decode_rate, context)),
+            )
+            name = "speculation_1" if context is Quoted.MOSTLY else f"speculation_1_{context}"
+            yield measured(name, rates, "token/s", better="higher", baseline=base)
 
 
 def compare_invariant(case: Case, runs: Runs) -> Iterator[Measurement]:

@@ -74,7 +74,13 @@ class Gateway(GatewayHandlers):
         answering = Metered(turns, self.metrics)
         gathered = partial(gather, metrics_directory())
         self._http = http_app(
-            answering, config.http, config.limits, self.callers, door=self.door, metrics=gathered
+            answering,
+            config.http,
+            config.limits,
+            self.callers,
+            door=self.door,
+            metrics=gathered,
+            recorder=self.recorder,
         )
         super().__init__(
             answering, health, config.status_timeout_s, config.addresses, feedback, shadow, fetcher

@@ -23,26 +23,37 @@ from shared.engine.kv.branch import Branch, Tempering
 from shared.engine.kv.exclusion import Excluded
 from shared.engine.kv.segment import Ints, Places, Segment
 from shared.engine.model.adapting import AdapterWeights, adapted_rows
+from shared.identity import TokenIds
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Rows [start, start + num_rows) of the step belong to ``branch``: its next pending tokens. ``adapter``:
-    what they go with, if that is not the model alone."""
+    """Rows [start, start + num_rows) of the step belong to ``branch``: its next pending tokens and, behind
+    the last of these, a ``draft`` of what comes next. ``adapter``: what they go with, if that is not the
+    model alone."""
 
     branch: Branch
     start: int
     num_rows: int
     adapter: AdapterWeights | None = None
+    draft: TokenIds = ()
 
     @property
     def rows(self) -> slice:
         return slice(self.start, self.start + self.num_rows)
 
+    @property
+    def num_pending(self) -> int:
+        """Rows of tokens that the branch has."""
+        return self.num_rows - len(self.draft)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [*self.branch.pending[: self.num_pending], *self.draft]
+
     def advance(self) -> None:
-        """The rows' tokens are computed."""
-        self.branch.segment.length += self.num_rows
-        del self.branch.pending[: self.num_rows]
+        """The rows' tokens are computed. Those of a draft are the branch's only once they were chosen."""
+        self.branch.advance(self.num_pending)
 
     def places(self) -> Places:
         """Local positions of the rows in their own segment."""
@@ -107,7 +118,7 @@ class StepPlan:
     def __init__(self, lanes: Sequence[Lane], backend: Backend, patience: Patience | None = None) -> None:
         self.lanes = lanes
         self.num_rows = sum(lane.num_rows for lane in lanes)
-        self.token_ids = [t for lane in lanes for t in lane.branch.pending[: lane.num_rows]]
+        self.token_ids = [t for lane in lanes for t in lane.token_ids]
         self.adapted = adapted_rows((lane.adapter, lane.rows) for lane in lanes)
         self._attention = backend.plan(lanes)
         self._patience = patience or Patience()

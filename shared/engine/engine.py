@@ -37,6 +37,7 @@ from shared.engine.model.passes import PassRunner
 from shared.engine.prefills import Prefills
 from shared.engine.request_queue import RequestQueue
 from shared.engine.scheduler import Scheduler
+from shared.engine.speculation import Speculation
 from shared.engine.stats import EngineStats, snapshot
 from shared.engine.steps import Steps
 from shared.engine_config import EngineConfig
@@ -79,6 +80,7 @@ class Engine:
         self._inbox = Inbox()
         self._loader = Loader(source or NoSource(), model.spec, self.config.loader_threads)
         scheduler = Scheduler(self.config)
+        self._speculation = Speculation(min(self.config.speculation, self.config.max_step_tokens))
         self._requests = RequestQueue(scheduler)
         self._cache = SegmentCache(model.spec, pool, self._loader, self._requests.holders, self._inbox)
         self._endings = Endings(self._requests, self._cache, memory)
@@ -86,6 +88,7 @@ class Engine:
             PassRunner(model, self.config),
             self.config.overlap_from_s if model.spec.device.type == "cpu" else 0.0,
             scheduler,
+            self._speculation,
             self._requests,
             self._cache,
             self._endings,
@@ -208,7 +211,9 @@ class Engine:
         self._steps.start_placed()
         self._steps.obey()
         ran = self._steps.run()
-        self._stats = snapshot(self._requests, self._cache, self._stats.num_steps + ran)
+        self._stats = snapshot(
+            self._requests, self._cache, self._speculation.counts, self._stats.num_steps + ran
+        )
         return ran
 
     def check_invariants(self) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from shared.engine_config import EngineConfig
+from shared.identity import TokenIds
 
 # Rows of one forward pass under batch invariance: a branch's tokens are always cut at multiples of this.
 TILE = 64
@@ -50,8 +51,12 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Slice(Generic[WorkT]):
+    """The next ``num_rows`` pending tokens of a work and, behind the last of all, a ``draft`` of what comes
+    next, in the same pass."""
+
     work: WorkT
     num_rows: int
+    draft: TokenIds = ()
 
 
 class Scheduler:

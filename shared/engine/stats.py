@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from shared.engine.decoding.drafting import DraftCounts
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.request_queue import RequestQueue
 
@@ -12,7 +13,7 @@ from shared.engine.request_queue import RequestQueue
 class EngineStats:
     """A snapshot. ``resident_chunk_ids``: least recently used first. ``used_bytes``: of resident KV that
     requests refer to; ``capacity_bytes``: of KV that may be resident. ``num_pauses``, ``num_steps``: since
-    the start."""
+    the start, and ``drafts``."""
 
     resident_chunk_ids: tuple[str, ...] = ()
     resident_bytes: int = 0
@@ -24,9 +25,10 @@ class EngineStats:
     used_bytes: int = 0
     capacity_bytes: int = 0
     num_pauses: int = 0
+    drafts: DraftCounts = field(default_factory=DraftCounts)
 
 
-def snapshot(requests: RequestQueue, cache: SegmentCache, num_steps: int) -> EngineStats:
+def snapshot(requests: RequestQueue, cache: SegmentCache, drafts: DraftCounts, num_steps: int) -> EngineStats:
     """Made by the engine's thread, between steps."""
     branches = [branch for job in requests.admitted() for branch in job.branches()]
     return EngineStats(
@@ -40,4 +42,5 @@ def snapshot(requests: RequestQueue, cache: SegmentCache, num_steps: int) -> Eng
         used_bytes=cache.used_bytes,
         capacity_bytes=cache.capacity_bytes,
         num_pauses=requests.num_pauses,
+        drafts=replace(drafts),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.model.passes import PassRunner
 from shared.engine.request_queue import RequestQueue
 from shared.engine.scheduler import Scheduler, Slice
+from shared.engine.speculation import Speculation
 from shared.errors import InternalError
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,7 @@ class Steps:
     passes: PassRunner
     overlap_from_s: float
     scheduler: Scheduler
+    speculation: Speculation
     requests: RequestQueue
     cache: SegmentCache
     endings: Endings
@@ -67,7 +70,7 @@ class Steps:
         """One step's passes. False: nothing could run."""
         passes = self.scheduler.pick(self._works() or self._start_arriving())
         for slices in passes:
-            if not self._run_pass(slices):
+            if not self._run_pass(self.speculation.fill(slices)):
                 break
         self._ahead = None
         return bool(passes)
@@ -110,16 +113,17 @@ class Steps:
             log.exception("a step of %d branches failed", len(slices))
             self.endings.fail_works([s.work for s in slices])
             return True
-        for work, computed in ended:
-            job = work.job
+        for piece, computed in ended:
+            job = piece.work.job
             if job is not None and job not in self.requests:
                 continue  # it failed earlier in this pass
-            self._continue(work, computed)
+            self._continue(piece, computed)
         return True
 
-    def _continue(self, work: BranchWork, computed: Computed) -> None:
+    def _continue(self, piece: Slice[BranchWork], computed: Sequence[Computed]) -> None:
+        work = piece.work
         try:
-            work.done(computed)
+            self.speculation.tell(piece, computed)
         except torch.OutOfMemoryError:
             self.endings.make_room()
             self.endings.fail_works([work], out_of_memory())

@@ -33,7 +33,8 @@ class Usage:
     """Counts of tokens; prompt = reused + recomputed. ``loaded_tokens``: those reused ones that were stored,
     but not resident; ``selected_tokens``: those recomputed ones that the mode chose, for any question. What
     is recomputed in some layers counts by their share. ``isolated_tokens``: of chunks that were used without
-    what stands in front of them in their documents, because it could not be had.
+    what stands in front of them in their documents, because it could not be had. ``drafted_tokens``: guessed
+    from the context and verified beside others, ``accepted_tokens``: those of them that were generated.
 
     ``picked_tokens``, ``grouped_tokens``: of the selector's model. ``reuse``: the mode that was really used;
     ``note``: why it is not the one that was asked for. The service knows both, the engine does not.
@@ -53,6 +54,8 @@ class Usage:
     isolated_tokens: int = 0
     adapter: str = ""
     verdict: ObeyedVerdict | None = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

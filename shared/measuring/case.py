@@ -9,6 +9,7 @@ from typing import Any
 
 from shared.engine import Engine, EngineConfig
 from shared.engine.kv.source import SegmentSource
+from shared.engine.model.model import LoadedModel
 from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.modes import Recompute, ReuseMode
 from shared.measuring.asking import random_ids
@@ -84,15 +85,21 @@ class Case:
         """As a model without stored KV sees it."""
         return self.prefix_ids() + tuple(t for chunk in self.chunks() for t in chunk) + self.questions(1)[0]
 
-    def build_engine(self, source: SegmentSource | None = None, **config: Any) -> Engine:
-        """``config``: what of ``EngineConfig`` the case does not say."""
+    def build_engine(
+        self, source: SegmentSource | None = None, model: LoadedModel | None = None, **config: Any
+    ) -> Engine:
+        """``model``: one of the shape, by default with random weights. ``config``: what of ``EngineConfig``
+        the case does not say. Nothing is drafted unless it does: random weights fall into loops, whose text
+        is easily guessed."""
         ours: dict[str, Any] = {
             "dtype": "bfloat16",
             "device": self.device,
             "num_threads": self.threads,
             "compile": self.compile,
+            "speculation": 0,
         }
-        return Engine(build_model(self.shape, self.device), EngineConfig(**ours | config), source)
+        model = model or build_model(self.shape, self.device)
+        return Engine(model, EngineConfig(**ours | config), source)
 
     def request(
         self,

@@ -127,6 +127,19 @@ CACHE_CONFIG = gauge(
 PREEMPTIONS = counter(
     "num_preemptions", "requests", "Requests that were paused to make room.", _GENERATOR, vllm=True
 )
+DRAFTS = counter(
+    "spec_decode_num_drafts",
+    "drafts",
+    "Guesses of how answers go on, made of their context and verified in one step.",
+    _GENERATOR,
+    vllm=True,
+)
+DRAFT_TOKENS = counter(
+    "spec_decode_num_draft_tokens", "tokens", "Tokens of these guesses.", _GENERATOR, vllm=True
+)
+ACCEPTED_TOKENS = counter(
+    "spec_decode_num_accepted_tokens", "tokens", "Those of them that were generated.", _GENERATOR, vllm=True
+)
 PREFIX_QUERIES = counter(
     "prefix_cache_queries", "tokens", "Tokens of prompts, all looked for in memory.", _GENERATOR, vllm=True
 )

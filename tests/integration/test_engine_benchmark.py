@@ -28,7 +28,9 @@ from load_tests.engine.compare import (
     compare_invariant,
     compare_sampled,
     compare_sharing,
+    compare_speculation,
 )
+from load_tests.engine.quoting import Quoted, Quoting
 from load_tests.engine.sharing import Crowd
 from load_tests.plot import write_plot
 from shared.measuring.case import Case
@@ -178,6 +180,32 @@ def test_sampling_is_compared_with_greedy_decoding() -> None:
     sampled = compare_sampled(SMALL, Runs(decode=2))
     assert (sampled.name, sampled.unit, sampled.n) == ("decode_8_sampled", "token/s", 2)
     assert sampled.ratio == pytest.approx(sampled.value / (sampled.baseline or 1))
+
+
+def test_drafts_are_measured_where_they_are_right_and_where_they_are_not() -> None:
+    shape = replace(TINY, hidden=128, vocab=1500)
+    case = replace(SMALL, shape=shape, context=120, decode=10)
+    found = list(compare_speculation(case, Runs(decode=1)))
+    assert [m.name for m in found] == ["speculation_1", "speculation_1_nothing", "speculation_1_misled"]
+    assert all(m.ratio == pytest.approx(m.value / (m.baseline or 1)) for m in found)
+
+
+@pytest.mark.parametrize("context", Quoted)
+def test_answers_quote_what_they_are_meant_to(context: Quoted) -> None:
+    """And what is drafted is right, nothing, or wrong."""
+    shape = replace(TINY, hidden=128, vocab=1500)
+    asked = Quoting(replace(SMALL, shape=shape, context=120, decode=40), 8)
+    assert asked.decode_rate(context) > 0
+    counts = asked.drafts
+    accepted, wrong = counts.accepted_tokens, counts.drafted_tokens - counts.accepted_tokens
+    match context:
+        case Quoted.MOSTLY:
+            assert accepted >= 15
+        case Quoted.NOTHING:
+            assert (accepted, wrong) == (0, 0)
+        case Quoted.MISLED:
+            assert accepted < wrong
+            assert wrong > 0
 
 
 def test_steps_of_many_branches_are_compared_with_steps_of_one() -> None:

@@ -3,6 +3,7 @@ here is run again as it was: with the padding, the tables in their places, and n
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from shared.engine.model.passes import PassRunner
 from shared.generation.modes import ReuseMode
 from tests.engine_runs import Prompts, assert_equals_oracle, engine_of, run
 from tests.oracles import as_dtype, tiny_model
+from tests.quoting_model import ascending, quoting_model
 
 
 class Recorder:
@@ -56,6 +58,17 @@ def test_what_is_run_again_equals_the_oracle() -> None:
     for one in run(graphs, *requests):
         assert_equals_oracle(one, tiny_model("qwen2"))
     assert recorder.num_again > recorder.num_recorded > 0
+
+
+def test_a_pass_with_drafts_is_one_like_others() -> None:
+    recorder, model = Recorder(), quoting_model()
+    graphs = graphs_of(engine_of(hf_model=model, backend="triton"), recorder)
+    draw = random.Random(3)
+    request = Prompts(graphs).request(5, [ascending(draw, 40)], [ascending(draw, 6)], max_tokens=20)
+    (one,) = run(graphs, request)
+    assert_equals_oracle(one, quoting_model())
+    assert one.done.usage.accepted_tokens > 0
+    assert recorder.num_again > 0
 
 
 def test_batch_invariance_is_bitwise_with_and_without() -> None:

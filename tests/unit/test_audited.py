@@ -12,7 +12,7 @@ import pytest
 from protos.kvquilt.v1 import common_pb2, generation_pb2, ingest_pb2, kv_store_pb2, retrieval_pb2
 from shared.audit import AuditConfig, AuditLog, read_lines
 from shared.audited import ACTIONS, Recorder
-from shared.errors import NotFound, PermissionDenied
+from shared.errors import NotFound, Overloaded, PermissionDenied
 from shared.request import RequestContext
 from shared.rpc import HealthServicer, server_stream, unary
 
@@ -63,6 +63,12 @@ class Service(HealthServicer):
         self, request: kv_store_pb2.CollectGarbageRequest, ctx: RequestContext
     ) -> kv_store_pb2.CollectGarbageResponse:
         return kv_store_pb2.CollectGarbageResponse()
+
+    @unary
+    async def ListDocuments(
+        self, request: ingest_pb2.ListDocumentsRequest, ctx: RequestContext
+    ) -> ingest_pb2.ListDocumentsResponse:
+        raise self.failure or NotFound("nothing is here")
 
     @unary
     async def SuspendVerdict(
@@ -151,6 +157,30 @@ async def test_callers_who_are_refused_are_on_record_once_a_second(recorded: Rec
     service.recorder._clock = lambda: 10.0
     assert [p async for p in service.Upsert(upsert(), Outside())] == []
     assert lines()[1]["left_out"] == 4
+
+
+async def test_who_is_refused_for_want_of_room_is_on_record_by_his_name(recorded: Recorded) -> None:
+    service, lines = recorded
+    service.failure = Overloaded("too much at once")
+    asked = ingest_pb2.ListDocumentsRequest(meta=common_pb2.RequestMeta(tenant="acme", request_id="r2"))
+    for _ in range(3):
+        await service.ListDocuments(asked, Outside())
+    with pytest.raises(Overloaded):
+        await service.ListDocuments(asked)
+    service.callers = Nobody()  # type: ignore[assignment]
+    await service.ListDocuments(asked, Outside())
+    told = [(line["outcome"], line["method"], line["principal"], line["tenant"]) for line in lines()]
+    assert told == [
+        ("OVERLOADED", "ListDocuments", "operator", "acme"),
+        ("PERMISSION_DENIED", "ListDocuments", "", ""),
+    ], "one kind of refusal does not hide another"
+
+
+async def test_an_action_without_room_is_on_record_once(recorded: Recorded) -> None:
+    service, lines = recorded
+    service.failure = Overloaded("too much at once")
+    assert [p async for p in service.Upsert(upsert(), Outside())] == []
+    assert [(line["action"], line["outcome"]) for line in lines()] == [("ingest", "OVERLOADED")]
 
 
 async def test_who_goes_away_while_it_is_recorded_stops_nothing(recorded: Recorded) -> None:

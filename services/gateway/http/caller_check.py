@@ -5,8 +5,10 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.gateway.http.errors import response_to
+from shared.audited import Recorder, on_record
 from shared.metrics.node import PATH as METRICS_PATH
 from shared.principals.callers import OPERATOR, Call, Caller, Callers
+from shared.request import RequestContext
 
 _CALLER = "kvquilt.caller"
 _METHOD, _METHOD_AT = "Answer", {METRICS_PATH: "Status"}
@@ -17,18 +19,18 @@ who may know."""
 class CallerCheck:
     """Answers everybody else itself."""
 
-    def __init__(self, app: ASGIApp, callers: Callers | None) -> None:
-        self._app, self._callers = app, callers
+    def __init__(self, app: ASGIApp, callers: Callers | None, recorder: Recorder | None = None) -> None:
+        self._app, self._callers, self._recorder = app, callers, recorder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        method = _METHOD_AT.get(scope["path"], _METHOD)
         try:
             if self._callers is not None:
-                scope[_CALLER] = await self._callers.of_call(method, _call(scope))
+                scope[_CALLER] = await self._callers.of_call(_method(scope), _call(scope))
         except Exception as error:  # Starlette would answer in plain text
+            await refusal_on_record(self._recorder, scope, error)
             await response_to(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -40,6 +42,22 @@ def caller_of(scope: Scope) -> Caller:
     return caller
 
 
+async def refusal_on_record(
+    recorder: Recorder | None, scope: Scope, error: Exception, ctx: RequestContext | None = None
+) -> None:
+    """As of the RPC, if ``error`` is a refusal. ``ctx``: of a caller who is known."""
+    if recorder is not None:
+        await on_record(recorder.refused(_method(scope), f"http:{_peer(scope)}", error, ctx))
+
+
+def _method(scope: Scope) -> str:
+    return _METHOD_AT.get(scope["path"], _METHOD)
+
+
 def _call(scope: Scope) -> Call:
     headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
-    return Call(headers, str(scope["client"][0]) if scope.get("client") else "")
+    return Call(headers, _peer(scope))
+
+
+def _peer(scope: Scope) -> str:
+    return str(scope["client"][0]) if scope.get("client") else ""

@@ -198,6 +198,8 @@ class _Heard:
                 "loaded": usage.loaded_tokens,
                 "selected": usage.selected_tokens,
                 "isolated": usage.isolated_tokens,
+                "drafted": usage.drafted_tokens,
+                "accepted": usage.accepted_tokens,
             },
             timings_ms={
                 one.name.removesuffix("_s"): round(getattr(timings, one.name) * 1000, 3)

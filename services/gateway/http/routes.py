@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from services.gateway.config import HttpConfig
 from services.gateway.http.body_limit import BodyLimit
-from services.gateway.http.caller_check import CallerCheck, caller_of
+from services.gateway.http.caller_check import CallerCheck, caller_of, refusal_on_record
 from services.gateway.http.completions import ChatCompletion, CompletionHead, chunks, completion
 from services.gateway.http.errors import (
     ApiErrorBody,
@@ -32,11 +32,13 @@ from services.gateway.ports import Answering
 from shared import log as logs
 from shared.admission.entrance import Entrance
 from shared.answer import AnswerDone, AnswerEvent
+from shared.audited import Recorder
 from shared.errors import KvquiltError
 from shared.limits import DEFAULT_LIMITS, RequestLimits, check_request
 from shared.metrics.node import CONTENT_TYPE as METRICS_TYPE
 from shared.metrics.node import PATH as METRICS_PATH
 from shared.principals.callers import Callers
+from shared.request import RequestContext
 from shared.streams import until, within
 from shared.tracing.names import HTTP_METHOD, HTTP_ROUTE
 from shared.tracing.spans import StageSpan, traced_stream
@@ -74,9 +76,11 @@ def http_app(
     clock: Callable[[], float] = time.time,
     door: Entrance | None = None,
     metrics: Callable[[], str] | None = None,
+    recorder: Recorder | None = None,
 ) -> FastAPI:
     """``limits``, ``door``: as of the same question by gRPC. ``callers``: who may ask, None: everybody.
-    ``clock``: seconds since 1970. ``metrics``: what Prometheus is told; blocks."""
+    ``clock``: seconds since 1970. ``metrics``: what Prometheus is told; blocks. ``recorder``: of those who
+    are refused, None: nobody is on record."""
     door = door or Entrance(limits.per_principal)
     app = FastAPI(
         title="kvquilt",
@@ -89,7 +93,7 @@ def http_app(
         },
     )
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
-    app.add_middleware(CallerCheck, callers=callers)  # the last one is asked first
+    app.add_middleware(CallerCheck, callers=callers, recorder=recorder)  # the last one is asked first
     served = ServedModel(id=config.model, kvquilt=ModelExtension(modes=list(map(str, MODES))))
 
     def check_model(model: str) -> None:
@@ -107,15 +111,17 @@ def http_app(
 
     @app.post(_PATH, response_model=ChatCompletion, responses=_ERRORS)
     async def chat_completions(request: ChatRequest, http: Request) -> Response:
+        ctx: RequestContext | None = None
         try:
-            return await answered(request, http)
+            check_model(request.model)
+            request.check()
+            ctx = request.context(http.headers, caller_of(http.scope))
+            return await answered(request, ctx)
         except Exception as error:  # Starlette would raise it again, for Serve to tell its trace
+            await refusal_on_record(recorder, http.scope, error, ctx)
             return response_to(error)
 
-    async def answered(request: ChatRequest, http: Request) -> Response:
-        check_model(request.model)
-        request.check()
-        ctx = request.context(http.headers, caller_of(http.scope))
+    async def answered(request: ChatRequest, ctx: RequestContext) -> Response:
         logs.bind(ctx)
         inquiry = request.inquiry()
         asked = INQUIRY.to_pb(inquiry)

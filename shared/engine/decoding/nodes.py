@@ -9,6 +9,7 @@ from itertools import takewhile
 import torch
 
 from shared.engine.admission import check_ids
+from shared.engine.decoding.drafting import Drafter
 from shared.engine.decoding.sampling import Draw
 from shared.engine.decoding.text import Growth
 from shared.engine.jobs.context import Grower, Host
@@ -35,6 +36,10 @@ class ForestNode(Grower):
 
     def draw(self) -> Draw | None:
         return None if self.growth is None else Draw(self.growth.params, self.branch_id, len(self.tokens))
+
+    @property
+    def drafter(self) -> Drafter | None:
+        return None if self.growth is None else self.growth.drafter
 
     def append(self, token_ids: Sequence[int]) -> None:
         self.tokens += token_ids

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from shared.engine.decoding.drafting import Drafter
 from shared.generation.asked import SamplingParams
 from shared.generation.told import FinishReason
 
@@ -93,16 +94,19 @@ class TextStream:
 @dataclass(slots=True)
 class Growth:
     """The growth of a branch by sampling: the text of its tokens, and when it ends. ``eos_ids``: end marks;
-    empty when they are to be ignored."""
+    empty when they are to be ignored. ``drafter``: is told its tokens."""
 
     params: SamplingParams
     text: TextStream
     eos_ids: Collection[int]
+    drafter: Drafter | None = None
     num_tokens: int = 0
 
     def add(self, token_id: int) -> tuple[str, FinishReason | None]:
         """Text that became certain with this token, and why it is the last one, if it is."""
         self.num_tokens += 1
+        if self.drafter is not None:
+            self.drafter.push(token_id)
         # the end mark is no text, whatever the tokenizer makes of it
         text = "" if token_id in self.eos_ids else self.text.push(token_id)
         if token_id in self.eos_ids or self.text.stopped:

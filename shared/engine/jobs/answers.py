@@ -15,6 +15,7 @@ import torch
 
 from shared.engine.decoding.beams import BeamSearch, Continuation, Hypothesis
 from shared.engine.decoding.choice import Thought, choose
+from shared.engine.decoding.drafting import Drafter
 from shared.engine.decoding.forest import plant, plant_on
 from shared.engine.decoding.sampling import Draw, Sampled, sample
 from shared.engine.decoding.text import Growth, TextStream
@@ -47,6 +48,10 @@ class Answer(Grower):
 
     def draw(self) -> Draw:
         return Draw(self.growth.params, self.sample, self.growth.num_tokens)
+
+    @property
+    def drafter(self) -> Drafter | None:
+        return self.growth.drafter
 
 
 @dataclass(slots=True, eq=False)
@@ -115,8 +120,10 @@ class GenerateJob(ContextJob):
         host, params, beams = self.host, self.request.sampling, self.request.beams
         if beams is None:
             capacity = min(params.limit, _ANSWER_CAPACITY)
+            question = self.request.questions[index]
             answers = [
-                Answer(index, nth, parent.child(capacity), host.growth(params)) for nth in range(params.n)
+                Answer(index, nth, parent.child(capacity), self.growth(params, question))
+                for nth in range(params.n)
             ]
             self.answers += answers
             draws = [answer.draw() for answer in answers]

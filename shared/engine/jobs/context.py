@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shared.engine.admission import check_recompute
+from shared.engine.decoding.drafting import Drafter, Text, text_of
 from shared.engine.decoding.sampling import Draw
 from shared.engine.decoding.text import Decode, Growth, TextStream
 from shared.engine.decoding.tree import reachable
@@ -41,10 +42,9 @@ class Host:
     def eos_ids(self, params: SamplingParams) -> frozenset[int]:
         return frozenset() if params.ignore_eos else self.spec.eos_ids
 
-    def growth(self, params: SamplingParams) -> Growth:
-        return Growth(
-            params, TextStream(self.decode, params.stop, params.stop_repeated), self.eos_ids(params)
-        )
+    def growth(self, params: SamplingParams, drafter: Drafter | None = None) -> Growth:
+        text = TextStream(self.decode, params.stop, params.stop_repeated)
+        return Growth(params, text, self.eos_ids(params), drafter)
 
 
 class Grower(ABC):
@@ -65,6 +65,11 @@ class Grower(ABC):
 
     def draw(self) -> Draw | None:
         """Of its next token, if it is chosen by one draw."""
+        return None
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """See ``BranchWork``."""
         return None
 
 
@@ -105,8 +110,8 @@ class ContextJob(Job):
     ``growing`` is what answers or explores. ``selected`` tokens of the context are computed anew, in
     ascending order; None: not known yet. Questions that select for themselves add to them; ``num_blended``:
     of a mode that computes other tokens in every layer so many in the mean layer. ``tempering``: how what
-    hangs on the context weighs its chunks. A request whose mode is deferred holds its chunks like any other,
-    and starts when it is decided.
+    hangs on the context weighs its chunks. ``text``: of the chunks, for drafts. A request whose mode is
+    deferred holds its chunks like any other, and starts when it is decided.
 
     ``patient``: a pass waited in vain for a layer of these chunks, so the next one waits until they are
     whole.
@@ -125,6 +130,7 @@ class ContextJob(Job):
     selected: tuple[int, ...] | None = None
     num_blended: int | None = None
     tempering: Tempering | None = None
+    text: Text | None = None
 
     # --- what kinds of it do otherwise ---------------------------------------------------------------------
 
@@ -207,6 +213,18 @@ class ContextJob(Job):
         its continuation: the reference, which no adapter changes."""
         return self.host.adapters.get(self.request.adapter) if self.request.reuse.row.stored else None
 
+    # --- growth --------------------------------------------------------------------------------------------
+
+    def growth(self, params: SamplingParams, own: Sequence[int]) -> Growth:
+        """Of a branch that has the tokens ``own`` behind the context."""
+        host, packets = self.host, self.host.spec.packets
+        if not host.config.speculates:
+            return host.growth(params)
+        if self.text is None:
+            chunks = (chunk.token_ids for chunk in self.request.chunks)
+            self.text = text_of(chunks if packets is None else map(packets.plain, chunks))
+        return host.growth(params, Drafter(self.text, own, params.limit, host.config.speculation))
+
     # --- branches ------------------------------------------------------------------------------------------
 
     def branches(self) -> list[Branch]:
@@ -248,6 +266,8 @@ class ContextJob(Job):
             chosen,
             isolated_tokens=isolated,
             adapter=request.adapter if self.adapter is not None else "",
+            drafted_tokens=self.drafts.drafted_tokens,
+            accepted_tokens=self.drafts.accepted_tokens,
         )
 
     def _work(self, owner: Grower) -> BranchWork:
@@ -259,6 +279,7 @@ class ContextJob(Job):
             owner.draw(),
             owner.own_pass,
             self.adapter,
+            owner.drafter,
         )
 
 

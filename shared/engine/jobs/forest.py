@@ -174,7 +174,7 @@ class ForestJob(ContextJob):
                     )
                 check_stop("grow.sampling", sampling, self.host.decode is not None)
                 nodes.check_room("grow.sampling.max_tokens", len(node.tokens) + sampling.limit - 1)
-                node.growth = self.host.growth(sampling)
+                node.growth = self.growth(sampling, node.tokens)
                 return node
             case Merge():
                 return nodes.add("merge.branch", nodes.merge(command))

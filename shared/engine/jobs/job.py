@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from shared.engine.attention import Backend
+from shared.engine.decoding.drafting import DraftCounts, Drafter
 from shared.engine.decoding.sampling import Draw, Sampled
 from shared.engine.kv.arrival import Patience
 from shared.engine.kv.branch import Branch
@@ -41,7 +42,7 @@ class BranchWork:
     """One branch on its way through the steps. ``done`` is told when its pending tokens are computed.
     ``job`` None: it is a segment that any request may place. ``draw``: what continues it once its logits are
     known, if that is one draw. ``own_pass``: computes the whole branch in a pass of its own.
-    ``adapter``: what its rows go with."""
+    ``adapter``: what its rows go with. ``drafter``: guesses what continues it."""
 
     branch: Branch
     done: Callable[[Computed], None]
@@ -50,6 +51,7 @@ class BranchWork:
     draw: Draw | None = None
     own_pass: OwnPass | None = None
     adapter: AdapterWeights | None = None
+    drafter: Drafter | None = None
 
     @property
     def num_pending(self) -> int:
@@ -149,7 +151,7 @@ class JobTimes:
 @dataclass(slots=True, eq=False)
 class Job(ABC):
     """``prefix`` in the pool, with a reference; ``links``: chunks in the pool behind which others are
-    computed now; ``num_open`` parts of it are to come: at 0 it is complete."""
+    computed now; ``num_open`` parts of it are to come: at 0 it is complete. ``drafts``: made for it."""
 
     request: GenerateRequest | PrefillRequest
     sink: Sink
@@ -157,6 +159,7 @@ class Job(ABC):
     prefix: Entry | None = None
     links: dict[str, Entry] = field(default_factory=dict)
     num_open: int = 0
+    drafts: DraftCounts = field(default_factory=DraftCounts)
 
     @property
     def held(self) -> list[Entry]:

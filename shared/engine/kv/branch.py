@@ -158,6 +158,11 @@ class Branch:
         """An empty branch behind all of this one."""
         return Branch(self._spec, (), self.end, parent=self, capacity=capacity)
 
+    def advance(self, num_tokens: int) -> None:
+        """The KV of its next ``num_tokens`` pending tokens is in its segment."""
+        self.segment.length += num_tokens
+        del self.pending[:num_tokens]
+
     def absorb_parent(self) -> None:
         """Becomes one with a parent by ``fork`` that nobody else sees any more: the few tokens of its own
         move behind those that it sees of the parent."""

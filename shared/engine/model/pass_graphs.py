@@ -110,7 +110,7 @@ class PassGraphs:
             for layer in range(self._model.spec.num_layers):
                 arrival.wait_for(layer, patience)
         one = self._pass_for(tables, len(rows))
-        token_ids = [t for lane in lanes for t in lane.branch.pending[: lane.num_rows]]
+        token_ids = [t for lane in lanes for t in lane.token_ids]
         one.take(tables)
         logits_BV = one.compute(token_ids, rows, self._recorded)[: len(rows)]
         if not self._backend.fixed and all(lane.num_rows == len(lane.branch.pending) == 1 for lane in lanes):

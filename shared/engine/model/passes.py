@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
 
 import torch
 
 from shared.engine.attention import Lane, StepPlan
 from shared.engine.backends import backend_for
-from shared.engine.decoding.sampling import sample
+from shared.engine.decoding.sampling import Draw, sample
 from shared.engine.device_arrays import integers
 from shared.engine.jobs.job import BranchWork, Computed
 from shared.engine.kv.arrival import Patience
@@ -23,7 +25,9 @@ from shared.engine.model.pass_graphs import (
 from shared.engine.scheduler import Slice
 from shared.engine_config import EngineConfig
 
-Ended = tuple[BranchWork, Computed]
+Ended = tuple[Slice[BranchWork], list[Computed]]
+"""A slice whose work has nothing pending any more, and what came of its last token and of each of its
+draft's."""
 
 
 class PassRunner:
@@ -43,7 +47,7 @@ class PassRunner:
             self._graphs = record and PassGraphs(model, self._backend, record)
 
     def run(self, slices: Sequence[Slice[BranchWork]], patience: Patience) -> list[Ended]:
-        """The works that have nothing pending any more.
+        """The slices whose works have nothing pending any more.
 
         Raises:
             GivenUp: a layer of a segment that is still arriving was not there in time. No token was moved.
@@ -51,19 +55,21 @@ class PassRunner:
         """
         if (own_pass := slices[0].work.own_pass) is not None:
             own_pass(self._model, self._backend, patience)
-            return [(slices[0].work, Computed())]
+            return [(slices[0], [Computed()])]
         lanes = _lanes(slices)
         ended: list[Ended] = []
-        wanted = []
+        wanted: list[Slice[BranchWork]] = []
+        rows: list[int] = []
         for piece, lane in zip(slices, lanes, strict=True):
-            if lane.num_rows < len(lane.branch.pending):
+            if piece.num_rows < len(lane.branch.pending):
                 continue
             if piece.work.needs_logits:
-                wanted.append((piece.work, lane.start + lane.num_rows - 1))
+                wanted.append(piece)
+                rows += range(lane.start + lane.num_pending - 1, lane.rows.stop)
             else:
-                ended.append((piece.work, Computed()))
-        logits_BV = self._logits(lanes, [row for _, row in wanted], patience)
-        ended += _continued(logits_BV, [work for work, _ in wanted])
+                ended.append((piece, [Computed()]))
+        logits_BV = self._logits(lanes, rows, patience)
+        ended += _continued(logits_BV, wanted)
         for lane in lanes:  # when nothing can fail any more
             lane.advance()
         return ended
@@ -85,17 +91,28 @@ def _lanes(slices: Sequence[Slice[BranchWork]]) -> list[Lane]:
     lanes: list[Lane] = []
     num_rows = 0
     for piece in slices:
-        piece.work.branch.segment.reserve(piece.num_rows)
-        lanes.append(Lane(piece.work.branch, num_rows, piece.num_rows, piece.work.adapter))
-        num_rows += piece.num_rows
+        count = piece.num_rows + len(piece.draft)
+        piece.work.branch.segment.reserve(count)
+        lanes.append(Lane(piece.work.branch, num_rows, count, piece.work.adapter, piece.draft))
+        num_rows += count
     return lanes
 
 
-def _continued(logits_BV: torch.Tensor, works: Sequence[BranchWork]) -> list[Ended]:
-    """Works whose row says what comes next. All that are drawn are drawn together."""
-    draws = {b: draw for b, work in enumerate(works) if (draw := work.draw) is not None}
+def _continued(logits_BV: torch.Tensor, slices: Sequence[Slice[BranchWork]]) -> list[Ended]:
+    """Slices whose rows say what comes next. All that are drawn are drawn together."""
+    wanted = [draw for piece in slices for draw in _draws(piece)]
+    draws = {b: draw for b, draw in enumerate(wanted) if draw is not None}
     rows_BV = logits_BV
-    if len(draws) < len(works):
+    if len(draws) < len(wanted):
         rows_BV = logits_BV[integers(list(draws), logits_BV.device)]
     chosen = dict(zip(draws, sample(rows_BV, list(draws.values())), strict=True)) if draws else {}
-    return [(work, Computed(logits_BV[b], chosen.get(b))) for b, work in enumerate(works)]
+    computed = (Computed(logits_BV[b], chosen.get(b)) for b in range(len(wanted)))
+    return [(piece, list(islice(computed, 1 + len(piece.draft)))) for piece in slices]
+
+
+def _draws(piece: Slice[BranchWork]) -> list[Draw | None]:
+    """Of what comes behind its last token and, if the draft is right so far, behind each of its tokens."""
+    draw = piece.work.draw
+    if draw is None:
+        return [None]
+    return [draw, *(replace(draw, position=draw.position + nth) for nth in range(1, 1 + len(piece.draft)))]

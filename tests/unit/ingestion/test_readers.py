@@ -10,7 +10,7 @@ from shared.documents import SourceDocument, Stage
 from shared.errors import DocumentTaken, InvalidRequest, PermissionDenied
 from shared.kv_types import KvContext
 from shared.readers import SectionReaders
-from tests.ingestion_world import Crash, World, context, outcome, text, upsert
+from tests.ingestion_world import Crash, Selector, World, context, outcome, text, upsert
 
 SECTIONS = (SectionReaders("Salaries", ("hr",)),)
 HANDBOOK = """# Handbook
@@ -182,6 +182,22 @@ async def test_who_may_not_read_a_document_is_not_told_of_it_and_cannot_take_its
     assert set(world.texts()) == {"secret.txt"}
 
 
+@pytest.mark.parametrize("document", [SourceDocument("handbook.md", b"words", readers=("hr",)), handbook()])
+async def test_for_a_document_that_one_may_not_replace_nothing_is_computed(document: SourceDocument) -> None:
+    world = World()
+    world.selector = Selector(world.kv)
+    service = world.service()
+    await upsert(service, document)
+    told_before, kv = world.manifests["default", "c", "handbook.md"], set(world.kv)
+    world.calls.clear()
+    others = text("handbook.md", "quite other words"), text("b.txt", "more")
+    events = await upsert(service, *others, ctx=context(groups=["staff"]))
+    assert outcome(events) == {"handbook.md": Stage.FAILED, "b.txt": Stage.STORED}
+    assert world.calls["prefill"] == 1, "of the other document"
+    assert len(world.kv - kv) == len(world.manifests["default", "c", "b.txt"].kv_ids)
+    assert world.manifests["default", "c", "handbook.md"] == told_before
+
+
 async def test_the_kv_of_documents_that_one_may_not_read_is_not_counted() -> None:
     world = World(kv_context=KvContext.NONE)
     service = world.service()
@@ -206,6 +222,7 @@ async def test_who_reads_a_part_replaces_and_removes_nothing() -> None:
     )
     events = await upsert(service, text("handbook.md", "others"), ctx=stranger)
     assert events[-1].error_code == DocumentTaken.code
+    assert not any(event.stage is Stage.PREFILLED for event in events)
     with pytest.raises(DocumentTaken):
         await service.delete(stranger, "c", ["handbook.md"], everything=False)
     world.check_invariants()

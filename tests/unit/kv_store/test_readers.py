@@ -99,7 +99,7 @@ async def test_pins_of_documents_that_one_may_not_read_are_not_listed(store: Clu
     assert [pin.document_id for pin in await store.list_pins(by("hr"))] == ["open", "secret"]
 
 
-@pytest.mark.parametrize("change", ["put", "delete"])
+@pytest.mark.parametrize("change", ["put", "check", "delete"])
 @pytest.mark.parametrize("document_id", ["secret", "part"])
 async def test_what_one_may_not_read_whole_he_does_not_change(
     store: ClusterStore, document_id: str, change: str
@@ -108,6 +108,7 @@ async def test_what_one_may_not_read_whole_he_does_not_change(
     new = Manifest("acme", "books", document_id, chunks=(ManifestChunk(D, (1,)),))
     calls: dict[str, Callable[[], Awaitable[object]]] = {
         "put": lambda: store.put_manifest(stranger, new),
+        "check": lambda: store.check_quota(stranger, new, 1),
         "delete": lambda: store.delete_manifest(stranger, "books", document_id),
     }
     expected = NotFound if (document_id, change) == ("secret", "delete") else DocumentTaken
