@@ -17,7 +17,7 @@ from tests.k8s.conftest import namespace
 from tests.k8s.door import Door
 from tests.k8s.images import Images
 from tests.k8s.keys import CREDENTIALS
-from tests.k8s.kubectl import Kubectl, waiting_reasons
+from tests.k8s.kubectl import Kubectl
 from tests.k8s.release import FULLNAME, Release, Values
 from tests.k8s.shell import tell, wait_for
 
@@ -51,14 +51,11 @@ def release(kubectl: Kubectl, images: Images) -> Iterator[Release]:
 def test_a_secret_that_is_not_there_is_named_by_the_pods(release: Release) -> None:
     release.install("dev-cpu", {"minio": {"existingSecret": "nobody-made-it"}})
 
-    def reasons() -> list[str] | None:
-        told = [reason for pod in release.pods("head") for reason in waiting_reasons(pod)]
-        return told if any("nobody-made-it" in reason for reason in told) else None
+    def told() -> list[str] | None:
+        events = release.kubectl.events()
+        return [event for event in events if 'secret "nobody-made-it" not found' in event] or None
 
-    assert any(
-        'secret "nobody-made-it" not found' in reason
-        for reason in wait_for(reasons, "reason of the head pod", TOLD_S)
-    )
+    wait_for(told, "event of a pod that names the secret", TOLD_S)
     servers.put_secret(release.kubectl, "nobody-made-it", WRONG_KEYS)
     release.wait_until_ready()  # it goes on by itself once the secret is there
 
