@@ -280,6 +280,27 @@ def test_kv_is_found_by_its_tenant_and_its_scope_and_by_nobody_else(world: World
     world.run(paired())
 
 
+@pytest.mark.parametrize("who", ["other", "partner"])
+def test_lost_kv_is_computed_behind_what_ones_own_document_says(world: World, who: str) -> None:
+    client: Client = getattr(world, who)
+
+    async def lost() -> tuple[dict[str, int], dict[str, int]]:
+        await ingest(client, "lost", {"towns.md": OPEN})
+        ids, answers = await chunk_ids(client, "lost"), []
+        for _ in range(2):
+            world.installation.generator.forget(ids)
+            answers.append(counted(await ask(client, "lost")))
+            for chunk_id in ids:
+                await world.installation.agent._tiers.delete(chunk_id)
+        await client.ingest.delete(client.ctx, "lost", everything=True)
+        return answers[0], answers[1]
+
+    stored, computed = world.run(lost())
+    assert stored["loaded_tokens"] > 0 == computed["loaded_tokens"]
+    assert computed["recomputed_tokens"] == stored["recomputed_tokens"] + stored["loaded_tokens"]
+    assert computed["isolated_tokens"] == 0
+
+
 def test_a_document_in_the_scope_is_stored_as_its_tenants(world: World) -> None:
     async def made() -> tuple[Stage, str]:
         sources = [SourceDocument("a.md", OPEN.encode())]

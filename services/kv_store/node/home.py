@@ -155,16 +155,15 @@ class HomeDocuments:
         """What is there, but another tenant's, is told like what is not there."""
         ids = list(manifest.kv_ids)
         foreign = await asyncio.to_thread(self._documents.of_others, manifest)
-        missing = {s.chunk_id for s in await self._own.stat(ctx, ids) if not s.exists}
+        missing = {s.chunk_id for s in await self._own.stat(ctx, ids) if not s.exists} | foreign
         unreachable = 0
         if missing:
             answers, unreachable = await self._neighbours.ask(lambda peer: peer.stat(ctx, sorted(missing)))
-            missing -= {s.chunk_id for stats in answers.values() for s in stats if s.exists}
+            missing -= {s.chunk_id for stats in answers.values() for s in stats if s.exists} - foreign
         if missing and unreachable:
             raise Unavailable(
                 f"{len(missing)} chunks of the document may lie on nodes that do not answer; retry"
             )
-        missing |= foreign
         if missing:
             raise FailedPrecondition(
                 f"{len(missing)} of {len(ids)} chunks of the document are not stored; prefill them again"

@@ -75,7 +75,7 @@ async def test_a_principal_beyond_its_limit_is_refused_and_others_of_its_tenant_
         await agent.put_manifest(ANNA, document("2", C, D))
     await agent.put_manifest(ANNA, document("2", B, C))  # B is hers already
     await agent.put_manifest(BERT, document("3", A, B, C))
-    await agent.put_manifest(by("key/anna", "other"), document("1", A, B, C, tenant="other"))
+    await agent.put_manifest(by("key/anna", "other"), document("1", E, F, G, tenant="other"))
 
 
 async def test_deleting_frees_and_replacing_counts_the_difference(make: Make) -> None:

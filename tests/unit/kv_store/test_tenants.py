@@ -133,6 +133,21 @@ async def test_a_document_of_another_tenant_is_told_like_one_that_is_not_there(
     assert await store.list_pins(by("other")) == []
 
 
+async def test_a_node_that_does_not_answer_tells_of_no_tenants_chunks(tmp_path: Path) -> None:
+    nodes = KnownNodes()
+    home = agent_on(tmp_path / "first", "home", nodes, QuickDisk())
+    agent_on(tmp_path / "second", "away", nodes, QuickDisk())
+    front = ClusterStore(nodes, "home")
+    await put(front, by("victim"), THEIRS)
+    await front.put_manifest(by("victim"), document("victim", "secret", THEIRS))
+    nodes.down.add("away")
+    answers = [
+        await told(home.put_manifest(by("other"), document("other", "m", i)), i) for i in (THEIRS, ABSENT)
+    ]
+    assert answers[0] == answers[1]
+    assert answers[0].startswith("Unavailable")
+
+
 async def test_what_stands_behind_another_tenants_chunk_is_not_told(store: ClusterStore) -> None:
     chunks = (ManifestChunk(THEIRS, (1,), text="secret"), ManifestChunk(SECOND, (2,), parent_id=THEIRS))
     await store.put_manifest(by("victim"), replace(document("victim", "chained"), chunks=chunks))
