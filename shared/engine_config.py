@@ -41,8 +41,8 @@ class EngineConfig:
     num_threads: of torch; 0 leaves torch's own choice.
     loader_threads: read the stored KV of one request; one more writes.
     speculation: rows up to which a step is filled with drafts: tokens that probably come next, since they did
-        so in the context. A step of so few rows takes about as long as one of a single row: 8 on CPUs without
-        matrix units, more elsewhere. 0: no drafts. Nothing is drafted with batch_invariant
+        so in the context. A step of so few rows takes about as long as one of a single row: 8 suit CPUs
+        without matrix units, more others. 0: no drafts. Nothing is drafted with batch_invariant
         (docs/multidecode.md).
     pipelined: a request may begin while its stored KV is still being read, if nothing else can run. False
     waits for all of it.
@@ -67,7 +67,7 @@ class EngineConfig:
     private_bytes: int = 2 * GIB
     num_threads: int = 0
     loader_threads: int = 2
-    speculation: int = 8
+    speculation: int = 0
     pipelined: bool = True
     overlap_from_s: float = 0.03
     adapters: dict[str, str] = field(default_factory=dict, hash=False)

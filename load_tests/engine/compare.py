@@ -18,13 +18,13 @@ from load_tests.engine.quoting import Quoted, Quoting
 from load_tests.engine.sharing import Crowd, CrowdEngine
 from load_tests.engine.stock import Stock
 from load_tests.kv_store.stored_ttft import Contexts, measure_stored_ttft
-from shared.engine_config import EngineConfig
 from shared.measuring.case import Case
 from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement, measured
 from shared.measuring.workers import Worker, peak_bytes
 
 TEMPERATURE = 0.8
+_DRAFT_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,7 @@ def compare_speculation(case: Case, runs: Runs) -> Iterator[Measurement]:
     """One branch that speculates against the same one that does not: its answer quotes three quarters from
     the context, or nothing, or every draft is wrong."""
     case = replace(case, decode=4 * case.decode)
-    rows = EngineConfig().speculation
-    with Worker(Quoting, case, rows) as drafting, Worker(Quoting, case, 0) as without:
+    with Worker(Quoting, case, _DRAFT_ROWS) as drafting, Worker(Quoting, case, 0) as without:
         for context in Quoted:
             say(f"decoding 1 over {case.context} tokens, {context} quoted")
             for worker in (drafting, without):

@@ -61,7 +61,9 @@ def test_what_is_run_again_equals_the_oracle() -> None:
 
 def test_a_pass_with_drafts_is_one_like_others() -> None:
     recorder = Recorder()
-    graphs = graphs_of(engine_of(hf_model=quoting_model(certainty=1.0), backend="triton"), recorder)
+    graphs = graphs_of(
+        engine_of(hf_model=quoting_model(certainty=1.0), backend="triton", speculation=8), recorder
+    )
     request = Prompts(graphs).request(5, [tuple(range(50, 90))], [(60, 61, 62)], max_tokens=20)
     (one,) = run(graphs, request)
     assert_equals_oracle(one, quoting_model(certainty=1.0))
