@@ -85,8 +85,9 @@ class TiersMachine(RuleBasedStateMachine):
     @rule(chunk_id=CHUNKS)
     def open(self, chunk_id: str) -> None:
         (opened,) = self.run(self.tiers.open([chunk_id], nobody()))
-        if self.objects.failure is None:
-            assert opened.exists == (chunk_id in self.acknowledged)
+        if self.objects.failure is None and opened.exists != (chunk_id in self.acknowledged):
+            assert not opened.exists
+            assert all(tier.reserve(SIZE) is None for tier in self.tiers.own), "there is room for a copy"
         if opened.exists:
             assert Path(opened.path).read_bytes() == chunk_bytes(chunk_id, self.acknowledged[chunk_id])
 
