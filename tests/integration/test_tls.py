@@ -24,6 +24,7 @@ from services.kv_store.node.cluster_store import ClusterStore
 from shared.clients.grpc_transport import GrpcTransport
 from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
 from shared.errors import ConfigError, Unauthenticated, Unavailable
+from shared.kv_types import Manifest, ManifestChunk
 from shared.principals.callers import AuthenticatedCallers
 from shared.principals.config import AuthConfig, CertificatesConfig
 from shared.principals.credentials import ServiceIdentity, bearer, no_credentials
@@ -136,6 +137,8 @@ async def test_whole_files_go_both_ways_by_tls(envoy: Envoy) -> None:
     chunk_id, data = chunk_id_of(0), chunk_bytes(chunk_id_of(0))
     async with store_client(envoy.target, bearer(KEY), envoy.ca_file) as store:
         assert not await store.put(CTX, chunk_id, len(data), in_pieces(data), origin_of(chunk_id))
+        document = Manifest("acme", "books", "1", chunks=(ManifestChunk(chunk_id, (1,)),))
+        await store.put_manifest(CTX, document)  # chunks of no document are told to nobody
         assert b"".join([piece async for piece in store.get(CTX, chunk_id)]) == data
     async with store_client(envoy.target, no_credentials, envoy.ca_file) as store:
         with pytest.raises(Unauthenticated):
