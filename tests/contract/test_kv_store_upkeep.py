@@ -294,11 +294,12 @@ async def test_statistics_count_distinct_chunks_per_tenant_and_every_copy_per_ti
 
 
 async def test_pins_are_told_with_their_bytes_and_taken_back(world: World) -> None:
-    for chunk_id in (A, B, C):
+    of_beta = chunk_id_of(9)
+    for chunk_id in (A, B, C, of_beta):
         await world.put(chunk_id)
     await world.document("1", A, B)
     await world.document("2", B, C)
-    await world.document("x", C, tenant="beta")
+    await world.document("x", of_beta, tenant="beta")
     assert await world.store.pin(CTX, "books", "1") == 2 * SIZE
     assert await world.store.pin(CTX, "books") == 3 * SIZE
     assert await world.store.list_pins(CTX) == [
