@@ -78,6 +78,12 @@ def document(document_id: str, *chunk_ids: str, tenant: str = "acme") -> Manifes
     return Manifest(tenant, "books", document_id, chunks=tuple(ManifestChunk(c, (1,)) for c in chunk_ids))
 
 
+async def read(agent: Agent, *chunk_ids: str) -> None:
+    """One after the other: of chunks that come together, one may be evicted as soon as it is there."""
+    for chunk_id in chunk_ids:
+        await agent.open(CTX, [chunk_id])
+
+
 async def local_copies(agent: Agent) -> set[str]:
     return {copy.chunk_id for copy in await agent.local_copies(CTX, IDS)}
 
@@ -100,13 +106,13 @@ async def test_other_nodes_keep_what_is_pinned_as_soon_as_they_know(make: Make, 
     await put(home, *IDS)
     await home.put_manifest(CTX, document("1", A))
     await home.pin(CTX, "books")
-    await other.open(CTX, [A])
+    await read(other, A)
     await other.follow_pins(CTX)
-    await other.open(CTX, IDS[1:])
+    await read(other, *IDS[1:])
     await home.put_manifest(CTX, document("2", B))  # of the same collection
     await other.follow_pins(CTX)
-    await other.open(CTX, [B])
-    await other.open(CTX, IDS[2:])
+    await read(other, B)
+    await read(other, *IDS[2:])
     assert {A, B} < await local_copies(other)
 
 
@@ -272,14 +278,14 @@ async def test_every_node_follows_the_pins_by_itself(make: Make, nodes: KnownNod
     home, other = make(), make("other")
     await put(home, *IDS)
     await home.put_manifest(CTX, document("1", A))
-    await other.open(CTX, [A])
+    await read(other, A)
     nodes.down.add("home")
     house = Housekeeping(other, nodes, "other", GarbageConfig(), 2.0)
     assert await rounds(house, Housekeeping.follow_pins, 1) == [2.0, 2.0]
     nodes.down.clear()
     await home.pin(CTX, "books")
     await rounds(house, Housekeeping.follow_pins, 1)
-    await other.open(CTX, IDS[1:])
+    await read(other, *IDS[1:])
     assert A in await local_copies(other)
 
 
