@@ -49,6 +49,11 @@ class EngineConfig:
     overlap_from_s: it begins if the rest of the reading will take at least this long. Reading from memory
         disturbs a computation on the same processors more than the overlap saves. On a GPU it begins with the
         first layer.
+    late_rows: a chunk whose stored KV will probably come later than computing it would end is computed beside
+        its loading; what ends first is used. This many rows of a step may go to such chunks, of those that
+        nobody else wants, and none while requests wait for admission. 0: stored KV is always waited for
+        (docs/load-or-compute.md).
+    late_from_s: only if that will probably save at least this long.
     adapters: directories of adapters that requests may name, by name, as PEFT saves them (docs/adapters.md).
         Not with compile.
     """
@@ -70,6 +75,8 @@ class EngineConfig:
     speculation: int = 0
     pipelined: bool = True
     overlap_from_s: float = 0.03
+    late_rows: int = 512
+    late_from_s: float = 0.1
     adapters: dict[str, str] = field(default_factory=dict, hash=False)
 
     @property
@@ -94,7 +101,7 @@ class EngineConfig:
             "loader_threads",
             "resident_bytes",
         )
-        check_least(self, 0, "num_threads", "speculation", "overlap_from_s")
+        check_least(self, 0, "num_threads", "speculation", "overlap_from_s", "late_rows", "late_from_s")
         if not 0 <= self.resident_floor <= 1:  # False for NaN
             raise ValueError(f"resident_floor: must be from 0 to 1, got {self.resident_floor}")
         for name in self.adapters:

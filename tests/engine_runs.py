@@ -221,8 +221,9 @@ def assert_alike(ours: Generated, other: Generated, tolerance: float = 1e-4) -> 
 
 
 class Shelf:
-    """A ``SegmentSource`` in memory whose contents can be spoilt. ``before_layer`` is called in front of
-    every layer that is read, on the reading thread: it may wait, and it may raise."""
+    """A ``SegmentSource`` in memory whose contents can be spoilt. ``before_open`` is called before chunks are
+    looked for, ``before_layer`` in front of every layer that is read, on the reading thread: they may wait,
+    and raise."""
 
     def __init__(self) -> None:
         self.kv: dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
@@ -231,12 +232,14 @@ class Shelf:
         self.corrupt: set[str] = set()
         self.chains: dict[str, Sequence[Chunk]] = {}
         self.failure: KvquiltError | None = None
+        self.before_open: Callable[[], None] = lambda: None
         self.before_layer: Callable[[str, int], None] = lambda chunk_id, layer: None
         self.num_unclosed = 0
 
     def open(
         self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = "", tenant: str = ""
     ) -> Mapping[str, StoredSegment]:
+        self.before_open()
         found = {i: _Book(self, i, *self.kv[i]) for i in chunk_lens if i in self.kv}
         self.num_unclosed += len(found)
         return found
@@ -247,7 +250,9 @@ class Shelf:
     def prefetch(self, chunk_ids: Sequence[str], tenant: str = "") -> None:
         self.prefetched.append(tuple(chunk_ids))
 
-    def as_stored(self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor]) -> None:
+    def as_stored(
+        self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor], saved: bool = True
+    ) -> None:
         pass
 
     def save(self, chunk: ComputedChunk) -> None:

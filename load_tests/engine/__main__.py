@@ -8,6 +8,7 @@
 Times to first token: of transformers with nothing cached and with exactly this prefix cached; of the engine
 with the chunks' KV resident (in another order each time) and in files. Decoding: one question, and eight over
 one context. Sharing: many requests over mostly the same chunks. What ``batch_invariant`` costs, and sampling.
+Chunks whose KV comes late: the engine's choice, against always loading and always computing.
 Speculation, on against off: an answer that quotes its context, one that does not, and one that is misled.
 Prefilling documents as chains, each chunk behind those in front of it, against the same chunks alone: times,
 beside how much more there is to compute.
@@ -35,6 +36,7 @@ from load_tests.engine.compare import (
     compare_chains,
     compare_disk,
     compare_invariant,
+    compare_late,
     compare_sampled,
     compare_sharing,
     compare_speculation,
@@ -46,7 +48,7 @@ from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement
 
 # the last two take long on a CPU, and are left out there unless asked for
-PARTS = ("compare", "disk", "sharing", "invariant", "sampled", "speculation", "chains", "branches", "batches")
+PARTS = ("compare", "disk", "sharing", "invariant", "sampled", "speculation", "late", "chains", "branches", "batches")
 CPU_PARTS = PARTS[:-2]
 
 
@@ -82,6 +84,8 @@ def _measure(
         yield compare_sampled(cases[0], runs)
     if "speculation" in args.parts:
         yield from compare_speculation(cases[0], runs)
+    if "late" in args.parts:
+        yield from compare_late(cases[0], args.delays, runs)
     if "chains" in args.parts:
         yield from compare_chains(cases[0], args.documents, runs)
     if "branches" in args.parts:
@@ -97,6 +101,13 @@ def _parts(text: str) -> list[str]:
     if unknown := set(parts) - set(PARTS):
         raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not among {', '.join(PARTS)}")
     return parts
+
+
+def _seconds(text: str) -> list[float]:
+    found = [float(part) for part in text.split(",")]
+    if not all(0 <= seconds < float("inf") for seconds in found):
+        raise argparse.ArgumentTypeError(f"must be finite and at least 0, got {text}")
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -116,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     option(parser, "--branches", [1, 2, 4, 8, 16, 32], "of part branches", type=numbers)
     option(parser, "--shared", [1024, 8192, 32_768], "contexts of part branches", type=numbers)
     option(parser, "--batches", [1, 2, 4, 8], "of part batches", type=numbers)
+    option(parser, "--delays", [0.1, 0.5, 1.0, 5.0], "seconds, of part late", type=_seconds)
     option(parser, "--documents", 2, "of part chains, each of the first --context")
     option(parser, "--runs", 9, "of what is fast")
     option(parser, "--cold-runs", 3, "of what is slow")

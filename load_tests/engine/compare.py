@@ -13,6 +13,7 @@ from statistics import median
 from load_tests.benchmark import in_turn, say
 from load_tests.engine.batches import BatchEngine
 from load_tests.engine.chains import DocumentPrefill, flops_of
+from load_tests.engine.late_loads import LateLoads, Way
 from load_tests.engine.ours import Ours
 from load_tests.engine.quoting import Quoted, Quoting
 from load_tests.engine.sharing import Crowd, CrowdEngine
@@ -105,6 +106,24 @@ def compare_speculation(case: Case, runs: Runs) -> Iterator[Measurement]:
             )
             name = "speculation_1" if context is Quoted.MOSTLY else f"speculation_1_{context}"
             yield measured(name, rates, "token/s", better="higher", baseline=base)
+
+
+def compare_late(case: Case, delays_s: Sequence[float], runs: Runs) -> Iterator[Measurement]:
+    """First tokens over chunks whose KV comes late: the engine's choice, against the better one of always
+    loading and always computing. Last the worst of these ratios."""
+    worst = 0.0
+    with Worker(LateLoads, case) as worker:
+        for delay_s in delays_s:
+            say(f"first token over {case.context} tokens that come {delay_s:g} s late")
+            for _ in range(2):
+                worker.call(LateLoads.ttft_s, Way.EITHER, delay_s)  # learns what loading takes
+            ways = [(runs.cold, partial(worker.call, LateLoads.ttft_s, way, delay_s)) for way in Way]
+            loaded, computed, either = in_turn(*ways)
+            best = min(loaded, computed, key=median)
+            found = measured(f"ttft_late_{delay_s:g}", either, "s", baseline=best)
+            yield found
+            worst = max(worst, found.value / median(best))
+    yield measured("load_or_compute_overhead", [worst], "times", limit=1.0)
 
 
 def compare_invariant(case: Case, runs: Runs) -> Iterator[Measurement]:

@@ -40,8 +40,10 @@ class Comparing:
         stored = {key: length for key, length in chunk_lens.items() if not key.startswith(_NAME)}
         return self._source.open(stored, encoding, traceparent, tenant) if stored else {}
 
-    def as_stored(self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor]) -> None:
-        self._source.as_stored(k_LHTD, v_LHTD)
+    def as_stored(
+        self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor], saved: bool = True
+    ) -> None:
+        self._source.as_stored(k_LHTD, v_LHTD, saved)
 
     def chain(self, chunk: Chunk, tenant: str) -> Sequence[Chunk] | None:
         return self._source.chain(chunk, tenant)

@@ -13,6 +13,7 @@ from shared.engine.endings import Endings
 from shared.engine.jobs.context import ContextJob
 from shared.engine.jobs.prefill import PrefillJob
 from shared.engine.kv.chunk_reads import FirstLayer, Loaded
+from shared.engine.kv.loader import Load
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.prefills import Prefills
 from shared.engine.request_queue import RequestQueue
@@ -28,7 +29,7 @@ class AdmissionControl:
     cache: SegmentCache
     prefills: Prefills
     endings: Endings
-    on_loader: Callable[[FirstLayer | Loaded, ContextJob], None]
+    on_loader: Callable[[FirstLayer | Loaded, Load, ContextJob], None]
 
     def expire(self) -> None:
         now = time.monotonic()
@@ -57,7 +58,7 @@ class AdmissionControl:
             self.prefills.admit(job)
             return
         try:
-            self.cache.acquire_chunks(job, lambda event: self.on_loader(event, job))
+            self.cache.acquire_chunks(job, lambda event, load: self.on_loader(event, load, job))
         except InvalidRequest as error:
             self.endings.fail(job, error)
 

@@ -40,9 +40,12 @@ class Endings:
         job.emit(FailedEvent(error, stages_of(job, time.monotonic())))
 
     def fail_works(self, works: Iterable[BranchWork], error: KvquiltError | None = None) -> None:
-        """All requests that these were for. ``error`` None: something broke."""
+        """All requests that these were for; what is computed beside its load is only given up. ``error``
+        None: something broke."""
         jobs: dict[str, Job] = {}
         for work in works:
+            if work.late and self.cache.missing.spare(work.branch):
+                continue
             if work.job is None:
                 waiting = [
                     j for j in self.requests.admitted() if any(e.branch is work.branch for e in j.held)

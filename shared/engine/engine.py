@@ -26,13 +26,15 @@ from shared.engine.jobs.forest import ForestJob
 from shared.engine.jobs.job import Sink
 from shared.engine.jobs.prefill import PrefillJob
 from shared.engine.kv.chunk_reads import FirstLayer, Loaded
-from shared.engine.kv.loader import Loader
+from shared.engine.kv.late_chunks import LateChunks
+from shared.engine.kv.loader import Load, Loader
 from shared.engine.kv.memory import DeviceMemory, Memory, pool_bytes
 from shared.engine.kv.residency import Pool
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.kv.source import NoSource, SegmentSource
 from shared.engine.model.lora import LoraAdapter
 from shared.engine.model.model import LoadedModel
+from shared.engine.model.pass_times import PassTimes, device_event
 from shared.engine.model.passes import PassRunner
 from shared.engine.prefills import Prefills
 from shared.engine.request_queue import RequestQueue
@@ -49,6 +51,8 @@ from shared.generation.told import DoneEvent, Event, FailedEvent
 
 _POLL_S = 0.1
 _SOON_S = 0.005
+_LOOK_S = 0.02
+"""How often is looked whether KV comes late."""
 
 
 class Engine:
@@ -82,7 +86,10 @@ class Engine:
         scheduler = Scheduler(self.config)
         self._speculation = Speculation(min(self.config.speculation, self.config.max_step_tokens))
         self._requests = RequestQueue(scheduler)
-        self._cache = SegmentCache(model.spec, pool, self._loader, self._requests.holders, self._inbox)
+        self._late = LateChunks(model.spec, self.config.late_from_s)
+        self._cache = SegmentCache(
+            model.spec, pool, self._loader, self._requests.holders, self._inbox, self._late
+        )
         self._endings = Endings(self._requests, self._cache, memory)
         self._steps = Steps(
             PassRunner(model, self.config),
@@ -93,6 +100,7 @@ class Engine:
             self._cache,
             self._endings,
             self._inbox,
+            PassTimes(self._late.estimates.computed, device_event(model.spec.device)),
         )
         self._prefills = Prefills(
             model.spec, self._loader, self._requests, self._inbox, self._endings, self._cache
@@ -206,13 +214,18 @@ class Engine:
         self._inbox.drain()
         self._admission.expire()
         self._admission.balance()
-        self._cache.start_missing(self._endings.with_room)
+        self._steps.choose_late()
+        self._cache.missing.start(self._endings.with_room)
         self._prefills.start_chunks()
         self._steps.start_placed()
         self._steps.obey()
         ran = self._steps.run()
         self._stats = snapshot(
-            self._requests, self._cache, self._speculation.counts, self._stats.num_steps + ran
+            self._requests,
+            self._cache,
+            self._speculation.counts,
+            self._late.counts,
+            self._stats.num_steps + ran,
         )
         return ran
 
@@ -232,8 +245,10 @@ class Engine:
 
     def wait(self) -> None:
         """After a step that ran nothing: returns when something has happened, or a little later."""
-        soon = any(not job.started and job.arriving for job in self._requests.running)
-        self._inbox.wait(_SOON_S if soon else _POLL_S if self._requests else None)
+        waiting = [job for job in self._requests.running if not job.started]
+        soon = any(job.arriving for job in waiting)
+        look = bool(waiting) and self.config.late_rows > 0
+        self._inbox.wait(_SOON_S if soon else _LOOK_S if look else _POLL_S if self._requests else None)
 
     def _job_of(
         self, request: GenerateRequest | PrefillRequest | ForestRequest, sink: Sink
@@ -276,10 +291,10 @@ class Engine:
         if job := self._requests.get(request_id):
             self._endings.fail(job, Cancelled("the request was cancelled"))
 
-    def _on_loader(self, event: FirstLayer | Loaded, job: ContextJob) -> None:
+    def _on_loader(self, event: FirstLayer | Loaded, load: Load, job: ContextJob) -> None:
         """On a loader's thread. The pass that waits for these very chunks is not disturbed by them."""
         if isinstance(event, Loaded):
             ahead = self._steps.runs_ahead(job)
-            self._inbox.post(lambda: self._cache.on_loaded(event, job), news=not ahead)
+            self._inbox.post(lambda: self._cache.on_loaded(event, load, job), news=not ahead)
         elif self.config.pipelined:
-            self._inbox.post(lambda: self._cache.on_arriving(event), news=False)
+            self._inbox.post(lambda: self._cache.on_arriving(event, load), news=False)

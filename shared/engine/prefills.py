@@ -50,7 +50,7 @@ class Prefills:
         for work in list(job.to_compute):
             if len(job.in_flight) >= _MAX_CHUNKS_IN_FLIGHT:
                 return
-            links = None if job.awaits(work.chain) else self.cache.links(job, work.chain)
+            links = None if job.awaits(work.chain) else self.cache.missing.links(job, work.chain)
             if links is not None:
                 work.branch = chunk_branch(self.spec, job.prefix, work.chunk.token_ids, links)
                 job.in_flight[work.chunk.chunk_id] = work
@@ -62,7 +62,7 @@ class Prefills:
         job.times.tick_computed(len(work.chunk.token_ids))
         work.there = True
         if work.chunk.chunk_id in job.parents:
-            self.cache.keep_link(job, work.chunk, work.branch.segment)
+            self.cache.missing.keep_link(job, work.chunk, work.branch.segment)
         self.loader.save(
             ComputedChunk(
                 work.chunk.chunk_id,

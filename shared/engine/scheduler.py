@@ -37,6 +37,11 @@ class Work(Protocol):
         """Nobody waits for it."""
         ...
 
+    @property
+    def late(self) -> bool:
+        """What it computes is on its way as well."""
+        ...
+
 
 WorkT = TypeVar("WorkT", bound=Work)
 
@@ -63,6 +68,11 @@ class Scheduler:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
 
+    @property
+    def late_rows(self) -> int:
+        """See ``EngineConfig``."""
+        return self._config.late_rows
+
     def fits(self, candidate: Demand, running: Iterable[Demand]) -> bool:
         """May it run beside these? Alone, anything may: a request never waits for room that cannot come."""
         running = list(running)
@@ -82,14 +92,17 @@ class Scheduler:
             total -= running[-count].private_bytes
         return count
 
-    def pick(self, works: Iterable[WorkT]) -> list[list[Slice[WorkT]]]:
+    def pick(self, works: Iterable[WorkT], queued: bool = False) -> list[list[Slice[WorkT]]]:
         """The step's forward passes, each a list of slices. Under batch invariance every slice is a pass of
-        its own. A work that is whole gets its pass although it may exceed the budget."""
-        ordered = sorted(works, key=lambda work: work.num_pending > 1)
-        room = self._config.max_step_tokens
+        its own. A work that is whole gets its pass although it may exceed the budget. A late one gets what
+        others leave, up to a budget of its own, and nothing if requests are ``queued``."""
+        ordered = sorted(works, key=lambda work: (work.late, work.num_pending > 1))
+        room, late_room = self._config.max_step_tokens, 0 if queued else self._config.late_rows
         slices: list[Slice[WorkT]] = []
         apart: list[Slice[WorkT]] = []
         for work in ordered:
+            if work.late:
+                room = min(room, late_room)
             if room <= 0:
                 break
             if work.whole:
@@ -100,6 +113,7 @@ class Scheduler:
                 rows = min(work.num_pending, room, IDLE_ROWS if work.idle else room)
             (apart if work.whole else slices).append(Slice(work, rows))
             room -= rows
+            late_room -= rows if work.late else 0
         if self._config.batch_invariant:
             return [[s] for s in (*slices, *apart)]
         return ([slices] if slices else []) + [[s] for s in apart]

@@ -47,13 +47,14 @@ def _answering(job: ContextJob, now_s: float) -> Iterator[StageTime]:
 
 
 def _load(job: ContextJob, now_s: float) -> StageTime:
-    """Until all KV was there, or its first layers, by tiers; what is lost is computed within it."""
-    clock, num_loaded = job.clock, len(job.fetched - job.lost)
+    """Until all KV was there, or its first layers, by tiers; what is lost, or late, is computed within it."""
+    clock, num_loaded = job.clock, len(job.fetched - job.lost - job.late)
     counts = (
         ("chunks", len(job.entries)),
         ("chunks.resident", len(job.entries) - len(job.fetched)),
         ("chunks.loaded", num_loaded),
         ("chunks.lost", len(job.lost)),
+        ("chunks.late", len(job.late)),
     )
     tiers = tuple(
         StageTime(

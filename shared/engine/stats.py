@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from shared.engine.decoding.drafting import DraftCounts
+from shared.engine.kv.late_chunks import LateCounts
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.request_queue import RequestQueue
 
@@ -13,7 +14,7 @@ from shared.engine.request_queue import RequestQueue
 class EngineStats:
     """A snapshot. ``resident_chunk_ids``: least recently used first. ``used_bytes``: of resident KV that
     requests refer to; ``capacity_bytes``: of KV that may be resident. ``num_pauses``, ``num_steps``: since
-    the start, and ``drafts``."""
+    the start, and ``drafts`` and ``late``."""
 
     resident_chunk_ids: tuple[str, ...] = ()
     resident_bytes: int = 0
@@ -26,9 +27,12 @@ class EngineStats:
     capacity_bytes: int = 0
     num_pauses: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
+    late: LateCounts = field(default_factory=LateCounts)
 
 
-def snapshot(requests: RequestQueue, cache: SegmentCache, drafts: DraftCounts, num_steps: int) -> EngineStats:
+def snapshot(
+    requests: RequestQueue, cache: SegmentCache, drafts: DraftCounts, late: LateCounts, num_steps: int
+) -> EngineStats:
     """Made by the engine's thread, between steps."""
     branches = [branch for job in requests.admitted() for branch in job.branches()]
     return EngineStats(
@@ -43,4 +47,5 @@ def snapshot(requests: RequestQueue, cache: SegmentCache, drafts: DraftCounts, n
         capacity_bytes=cache.capacity_bytes,
         num_pauses=requests.num_pauses,
         drafts=replace(drafts),
+        late=replace(late),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from shared.engine.jobs.job import BranchWork, Computed, Job
 from shared.engine.kv.arrival import GivenUp, Patience
 from shared.engine.kv.memory import out_of_memory
 from shared.engine.kv.segment_cache import SegmentCache
+from shared.engine.model.pass_times import PassTimes
 from shared.engine.model.passes import PassRunner
 from shared.engine.request_queue import RequestQueue
 from shared.engine.scheduler import Scheduler, Slice
@@ -39,6 +41,7 @@ class Steps:
     cache: SegmentCache
     endings: Endings
     inbox: Inbox
+    times: PassTimes
     _ahead: ContextJob | None = None
 
     def runs_ahead(self, job: ContextJob) -> bool:
@@ -68,7 +71,8 @@ class Steps:
 
     def run(self) -> bool:
         """One step's passes. False: nothing could run."""
-        passes = self.scheduler.pick(self._works() or self._start_arriving())
+        works = self._works() or self._start_arriving()
+        passes = self.scheduler.pick(works, queued=self.requests.num_waiting > 0)
         for slices in passes:
             if not self._run_pass(self.speculation.fill(slices)):
                 break
@@ -97,11 +101,20 @@ class Steps:
         jobs = (*self.requests.running, *self.requests.prefilling)
         return [*self.cache.works(), *(work for job in jobs for work in job.works())]
 
+    def choose_late(self) -> None:
+        """Chooses chunks that are computed beside their load: none while requests wait."""
+        free = 0 if self.requests.num_waiting else self.scheduler.late_rows
+        waiting = [job for job in self.requests.running if not job.started and not job.request.idle]
+        if free and any(entry.awaited for job in waiting for entry in job.held):
+            ahead = sum(work.num_pending for work in self._works())
+            self.cache.missing.choose_late(waiting, free, ahead)
+
     def _run_pass(self, slices: list[Slice[BranchWork]], last_try: bool = False) -> bool:
         """False: the pass was given up, and with it the rest of the step. ``last_try``: there is no more room
         to be made."""
         try:
-            ended = self.passes.run(slices, Patience(lambda: self.inbox.has_news))
+            with self._timed(slices):
+                ended = self.passes.run(slices, Patience(lambda: self.inbox.has_news))
         except GivenUp as reason:
             assert self._ahead is not None, "a pass waited for layers beside others"
             self._ahead.patient = reason.stalled
@@ -119,6 +132,13 @@ class Steps:
                 continue  # it failed earlier in this pass
             self._continue(piece, computed)
         return True
+
+    def _timed(self, slices: Sequence[Slice[BranchWork]]) -> AbstractContextManager[None]:
+        """Of passes that prefill, and wait for no layers."""
+        prefills = any(piece.num_rows > 1 for piece in slices) and slices[0].work.own_pass is None
+        if not prefills or self._ahead is not None:
+            return nullcontext()
+        return self.times.measured(sum(piece.num_rows for piece in slices))
 
     def _continue(self, piece: Slice[BranchWork], computed: Sequence[Computed]) -> None:
         work = piece.work

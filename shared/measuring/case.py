@@ -90,13 +90,14 @@ class Case:
     ) -> Engine:
         """``model``: one of the shape, by default with random weights. ``config``: what of ``EngineConfig``
         the case does not say. Nothing is drafted unless it does: random weights fall into loops, whose text
-        is easily guessed."""
+        is easily guessed. Nor is anything computed that is stored: what loading takes is measured."""
         ours: dict[str, Any] = {
             "dtype": "bfloat16",
             "device": self.device,
             "num_threads": self.threads,
             "compile": self.compile,
             "speculation": 0,
+            "late_rows": 0,
         }
         model = model or build_model(self.shape, self.device)
         return Engine(model, EngineConfig(**ours | config), source)

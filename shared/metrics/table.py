@@ -140,6 +140,19 @@ DRAFT_TOKENS = counter(
 ACCEPTED_TOKENS = counter(
     "spec_decode_num_accepted_tokens", "tokens", "Those of them that were generated.", _GENERATOR, vllm=True
 )
+LATE_CHUNKS = counter(
+    "late_chunks",
+    "chunks",
+    "Chunks that were computed although they may be stored, since their KV came later than that.",
+    _GENERATOR,
+)
+LATE_TOKENS = counter("late_tokens", "tokens", "Tokens of these chunks.", _GENERATOR)
+LATE_TOKENS_IN_VAIN = counter(
+    "late_tokens_in_vain",
+    "tokens",
+    "Tokens that were computed because their KV came late, and then were loaded first.",
+    _GENERATOR,
+)
 PREFIX_QUERIES = counter(
     "prefix_cache_queries", "tokens", "Tokens of prompts, all looked for in memory.", _GENERATOR, vllm=True
 )

@@ -94,14 +94,17 @@ class StoreSegmentSource:
         made = self._find({i: chunk_lens[i] for i in anew}, tenant)
         return {i: s for i, s in converted.items() if s} | made
 
-    def as_stored(self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor]) -> None:
+    def as_stored(
+        self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor], saved: bool = True
+    ) -> None:
         if self._encoding == EXACT:
             return
         layers = encode_layers(self._encoding, k_LHTD, v_LHTD, self._scratch)
         rotation = self._scratch.rotation(k_LHTD[0].device)
         for buffers, k_HTD, v_HTD in zip(layers, k_LHTD, v_LHTD, strict=True):
             encoding_of(self._encoding).decode(buffers, rotation, k_HTD, v_HTD)
-        self._encoded[k_LHTD[0]] = layers
+        if saved:
+            self._encoded[k_LHTD[0]] = layers
 
     def chain(self, chunk: Chunk, tenant: str) -> Sequence[Chunk] | None:
         """By the document's manifest; believed only if its identities lead to the chunk's parent."""

@@ -105,7 +105,8 @@ class Survey(Grower):
 @dataclass(slots=True, eq=False)
 class ContextJob(Job):
     """``entries``: chunks in the pool, one reference each; ``fetched``: those of them that this request had
-    to look for in the store; ``lost``: those that had to be recomputed; ``isolated``: those that are used as
+    to look for in the store; ``lost``: those that had to be recomputed, ``late``: those that were computed
+    before they were loaded; ``isolated``: those that are used as
     they are without the chunks in front of them, which cannot be had. ``questions`` are not computed yet,
     ``growing`` is what answers or explores. ``selected`` tokens of the context are computed anew, in
     ascending order; None: not known yet. Questions that select for themselves add to them; ``num_blended``:
@@ -122,6 +123,7 @@ class ContextJob(Job):
     entries: dict[str, Entry] = field(default_factory=dict)
     fetched: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
+    late: set[str] = field(default_factory=set)
     isolated: set[str] = field(default_factory=set)
     questions: list[Question | Survey] = field(default_factory=list)
     started: bool = False
@@ -162,6 +164,10 @@ class ContextJob(Job):
     def held(self) -> list[Entry]:
         prefix = [self.prefix] if self.prefix else []
         return [*prefix, *self.links.values(), *self.entries.values()]
+
+    def names_of(self, entry: Entry) -> list[str]:
+        """What the request calls the chunks that are this entry."""
+        return [chunk_id for chunk_id, held in self.entries.items() if held is entry]
 
     @property
     def placed(self) -> bool:
@@ -246,7 +252,7 @@ class ContextJob(Job):
     def usage(self) -> Usage:
         request, selected, num_blended = self.request, self.selected or (), self.num_blended
         context, questions = total_len(request.chunks), sum(map(len, request.questions))
-        lost = _lost_tokens(request, self.lost)
+        lost = _tokens_of(request, self.lost | self.late)
         if not request.reuse.row.stored:
             recomputed = context
         elif num_blended is not None:
@@ -254,7 +260,7 @@ class ContextJob(Job):
         else:
             recomputed = len(lost.union(selected))
         prompt, recomputed = len(request.prefix_ids) + context + questions, recomputed + questions
-        loaded = sum(len(self.entries[key].token_ids) for key in self.fetched - self.lost)
+        loaded = sum(len(self.entries[key].token_ids) for key in self.fetched - self.lost - self.late)
         chosen = len(selected) if num_blended is None else num_blended
         isolated = sum(len(self.entries[key].token_ids) for key in self.isolated)
         return Usage(
@@ -283,12 +289,11 @@ class ContextJob(Job):
         )
 
 
-def _lost_tokens(request: GenerateRequest, lost: Collection[str]) -> set[int]:
-    """Tokens of the context that had to be recomputed because they were stored nowhere; a chunk's where it
-    stands first."""
+def _tokens_of(request: GenerateRequest, chunk_ids: Collection[str]) -> set[int]:
+    """Tokens of the context that are in these chunks; a chunk's where it stands first."""
     places: dict[str, range] = {}
     start = 0
     for chunk in request.chunks:
         places.setdefault(chunk.chunk_id, range(start, start + len(chunk.token_ids)))
         start += len(chunk.token_ids)
-    return {token for chunk_id in lost for token in places[chunk_id]}
+    return {token for chunk_id in chunk_ids for token in places[chunk_id]}

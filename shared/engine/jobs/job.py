@@ -42,7 +42,8 @@ class BranchWork:
     """One branch on its way through the steps. ``done`` is told when its pending tokens are computed.
     ``job`` None: it is a segment that any request may place. ``draw``: what continues it once its logits are
     known, if that is one draw. ``own_pass``: computes the whole branch in a pass of its own.
-    ``adapter``: what its rows go with. ``drafter``: guesses what continues it."""
+    ``adapter``: what its rows go with. ``drafter``: guesses what continues it. ``late``: its KV is on its way
+    as well, so it gets rows that nobody else wants."""
 
     branch: Branch
     done: Callable[[Computed], None]
@@ -52,6 +53,7 @@ class BranchWork:
     own_pass: OwnPass | None = None
     adapter: AdapterWeights | None = None
     drafter: Drafter | None = None
+    late: bool = False
 
     @property
     def num_pending(self) -> int:

@@ -58,6 +58,7 @@ class Arrival:
 
     def __init__(self, num_layers: int) -> None:
         self._began_s = time.monotonic()
+        self._first_s: float | None = None
         self._changed = threading.Condition()
         self._there = [False] * num_layers
         self._copies: dict[int, Copied] = {}
@@ -75,6 +76,15 @@ class Arrival:
         return (time.monotonic() - self._began_s) * num_missing / max(1, num_there)
 
     @property
+    def pace_s(self) -> float | None:
+        """Seconds that the missing layers will take if they come as those behind the first did; None: there
+        are none to go by."""
+        num_missing, num_there = self._num_missing, len(self._there) - self._num_missing
+        if self._first_s is None or num_there < 2:
+            return None
+        return (time.monotonic() - self._first_s) * num_missing / (num_there - 1)
+
+    @property
     def failed(self) -> bool:
         """Says that what is missing will never come."""
         return self._failed
@@ -90,6 +100,8 @@ class Arrival:
             if copied is not None:
                 self._copies[layer] = copied
             self._num_missing -= not self._there[layer]
+            if self._first_s is None:
+                self._first_s = time.monotonic()
             self._there[layer] = True
             self._changed.notify_all()
 

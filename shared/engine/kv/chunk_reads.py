@@ -61,7 +61,7 @@ Tell = Callable[[FirstLayer | Loaded], None]
 
 class ChunkRead:
     """One stored chunk on its way into ``segment``. ``tell`` hears of it on whichever thread notices:
-    ``FirstLayer`` at most once, then ``Loaded`` exactly once."""
+    ``FirstLayer`` at most once, then ``Loaded`` exactly once, unless it is dropped."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class ChunkRead:
         self._began_s = time.monotonic()
         self._key = key
         self._stored = stored
-        self._segment = segment
+        self._segment: Segment | None = segment
         self._tell = tell
         self._lock = threading.Lock()
         self._arrival = segment.arrival
@@ -95,13 +95,21 @@ class ChunkRead:
     def read(self, layer: int) -> None:
         """Each layer once, in any order, on any thread."""
         try:
-            if not self._arrival.failed:
-                self._stored.read_layer(layer, self._segment.k_LKTD[layer], self._segment.v_LKTD[layer])
+            segment = self._segment
+            if segment is not None and not self._arrival.failed:
+                self._stored.read_layer(layer, segment.k_LKTD[layer], segment.v_LKTD[layer])
                 self._arrived(layer)
         except Exception as error:
             self._fail(is_broken(self._key, error))
         finally:
             self._passed()
+
+    def drop(self) -> None:
+        """Nobody wants it any more: what is not read yet is not, and nothing is told from here on. Its memory
+        returns once no thread reads into it. From any thread."""
+        with self._lock:
+            self._arrival.fail()
+            self._segment = None
 
     def give_up(self) -> None:
         """Instead of ``read``: the engine is closing."""
@@ -110,7 +118,7 @@ class ChunkRead:
 
     def _arrived(self, layer: int) -> None:
         with self._lock:  # what is told first must arrive first
-            if self._arrival.failed:
+            if self._segment is None or self._arrival.failed:
                 return
             self._arrival.layer_arrived(layer, self._copies.ordered() if self._copies else None)
             if self._arrival.whole:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch
 
 from shared.engine.kv.chunk_reads import ChunkRead, Loaded, ReadList, Tell, is_broken
 from shared.engine.kv.copy_stream import CopyStream
+from shared.engine.kv.estimates import Progress
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import ComputedChunk, SegmentSource, StoredSegment
 from shared.engine.model.spec import ModelSpec
@@ -48,6 +50,64 @@ class FoundChain:
     chain: tuple[Chunk, ...] | None
 
 
+class Load:
+    """Chunks of one request on their way. Made and asked by the engine's thread, filled by the loader's.
+
+    ``found_s``: when the source said which of them are stored; before that None. ``tiers``: of those that
+    are; ``absent``: the others, and those for which there was no memory."""
+
+    def __init__(self, chunk_lens: Mapping[str, int], now_s: float) -> None:
+        self.chunk_lens = chunk_lens
+        self.asked_s = now_s
+        self.counted = False  # how long finding took
+        self.found_s: float | None = None
+        self.tiers: Mapping[str, str] = {}
+        self.absent: frozenset[str] = frozenset()
+        self._reads: dict[str, ChunkRead] = {}
+        self._dropped: set[str] = set()
+        self._lock = threading.Lock()
+
+    def found(self, stored: Mapping[str, StoredSegment], read: Callable[[str], ChunkRead]) -> list[ChunkRead]:
+        """Begins to read those that are stored and still wanted (``read`` does), and closes the others."""
+        absent = set(self.chunk_lens) - stored.keys()
+        with self._lock:
+            for key, segment in stored.items():
+                if key in self._dropped:
+                    segment.close()
+                    continue
+                try:
+                    self._reads[key] = read(key)
+                except torch.OutOfMemoryError:  # whoever computes it instead makes room, or fails
+                    segment.close()
+                    absent.add(key)
+            self.absent = frozenset(absent)
+            self.tiers = {key: segment.tier for key, segment in stored.items()}
+            self.found_s = time.monotonic()
+            return list(self._reads.values())
+
+    def drop(self, key: str) -> bool:
+        """A chunk is not wanted any more; if it is stored, nothing more is told of it. False: whether it is
+        will be told, by ``Loaded`` if it is not."""
+        with self._lock:
+            self._dropped.add(key)
+            read = self._reads.pop(key, None)
+        if read is not None:
+            read.drop()
+        return read is not None
+
+    def ended(self, key: str) -> None:
+        """It was told."""
+        with self._lock:
+            self._reads.pop(key, None)
+
+    def progress(self, key: str, bytes_per_token: int) -> Progress:
+        """Chunks that come from one tier come together, layer by layer."""
+        tier = self.tiers.get(key, "")
+        together = (k for k in self.chunk_lens if self.found_s is None or self.tiers.get(k) == tier)
+        num_tokens = sum(self.chunk_lens[k] for k in together)
+        return Progress(self.asked_s, num_tokens * bytes_per_token, self.found_s, tier)
+
+
 class Loader:
     """Results arrive through callbacks on the loader's threads."""
 
@@ -69,16 +129,11 @@ class Loader:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kv-save")
 
     def load(
-        self,
-        chunk_lens: Mapping[str, int],
-        tell: Tell,
-        encoding: str = "",
-        traceparent: str = "",
-        tenant: str = "",
+        self, load: Load, tell: Tell, encoding: str = "", traceparent: str = "", tenant: str = ""
     ) -> None:
-        """Reads the chunks of one request, layer by layer. Calls ``tell`` with ``Loaded`` once per chunk,
-        before that perhaps with ``FirstLayer``. The others: see ``SegmentSource.open``."""
-        self._readers.submit(self._load, chunk_lens, tell, encoding, traceparent, tenant)
+        """Reads the chunks of one request, layer by layer. Calls ``tell`` with ``Loaded`` once per chunk that
+        is not dropped, before that perhaps with ``FirstLayer``. The others: see ``SegmentSource.open``."""
+        self._readers.submit(self._load, load, tell, encoding, traceparent, tenant)
 
     def find_chain(self, chunk: Chunk, tenant: str, tell: Callable[[FoundChain], None]) -> None:
         """Asks the source for what stands in front of a chunk of the tenant."""
@@ -96,9 +151,9 @@ class Loader:
         ``SegmentSource.open``."""
         self._verifiers.submit(self._verify_all, chunk_lens, done, encoding, tenant)
 
-    def as_stored(self, segment: Segment) -> None:
-        """Gives a complete segment, in place, the values that it will be loaded with."""
-        self._source.as_stored(segment.k_LKTD, segment.v_LKTD)
+    def as_stored(self, segment: Segment, saved: bool) -> None:
+        """Gives a complete segment, in place, the values that it is loaded with. ``saved``: it will be."""
+        self._source.as_stored(segment.k_LKTD, segment.v_LKTD, saved)
 
     def prefetch(self, chunk_ids: Sequence[str], tenant: str = "") -> None:
         """Tells the source what will be loaded later. Failures do not matter."""
@@ -124,21 +179,17 @@ class Loader:
             log.exception("nobody can say what stands in front of chunk %s", chunk.chunk_id)
         tell(FoundChain(chunk.chunk_id, None if chain is None else tuple(chain)))
 
-    def _load(
-        self, chunk_lens: Mapping[str, int], tell: Tell, encoding: str, traceparent: str, tenant: str
-    ) -> None:
+    def _load(self, load: Load, tell: Tell, encoding: str, traceparent: str, tenant: str) -> None:
+        chunk_lens = load.chunk_lens
         stored = self._open(chunk_lens, encoding, traceparent, tenant)
-        for key in chunk_lens.keys() - stored.keys():
+
+        def read(key: str) -> ChunkRead:
+            segment = Segment.arriving(self._spec, chunk_lens[key])
+            return ChunkRead(key, stored[key], segment, tell, self._copies)
+
+        reads = load.found({key: stored[key] for key in chunk_lens if key in stored}, read)
+        for key in load.absent:
             tell(Loaded(key, None, broken=False))
-        reads = []
-        for key, num_tokens in chunk_lens.items():
-            if key in stored:
-                try:
-                    segment = Segment.arriving(self._spec, num_tokens)
-                    reads.append(ChunkRead(key, stored[key], segment, tell, self._copies))
-                except torch.OutOfMemoryError:  # whoever computes it instead makes room, or fails
-                    stored[key].close()
-                    tell(Loaded(key, None, broken=False))
         read_list = ReadList(reads, self._spec.num_layers)
         with contextlib.suppress(RuntimeError):  # closing: this thread clears the list alone
             for _ in range(self._num_threads - 1):

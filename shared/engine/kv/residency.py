@@ -5,8 +5,11 @@ is being prefilled) until it is READY::
 
     LOADING ──► STREAMING ──► READY
       │ ▲           │           ▲
-      │ └─ broke ───┘           │
+      │ └─ broke ───┤           │
       └───────► COMPUTING ──────┘
+
+Where its load comes late, it goes on while the entry is COMPUTING (``late``); what ends first fills it. If
+nobody waits for it any more, it is LOADING again.
 
 References count the requests that placed it or wait for it; READY entries nobody refers to stay until their
 room is needed, least recently used first. Owned by the engine's thread.
@@ -23,11 +26,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shared.engine.kv.branch import Branch
+from shared.engine.kv.loader import Load
 from shared.engine.kv.segment import Segment
 from shared.errors import InvalidRequest
 from shared.floors import Floors
 from shared.generation.asked import Chunk
 from shared.identity import TokenIds
+
+PREFIX, LINK = "prefix:", "link:"
+"""Of keys: of prefixes, and of chunks that others are computed behind."""
 
 
 class State(enum.Enum):
@@ -40,7 +47,10 @@ class State(enum.Enum):
 @dataclass(slots=True, eq=False)
 class Entry:
     """``branch`` computes it, behind ``prefix_ids`` and ``chain``, while COMPUTING; ``broken``: a stored copy
-    failed its checksum and must be replaced. ``chain`` None: not known (yet). ``tenant``: whose it is."""
+    failed its checksum and must be replaced. ``chain`` None: not known (yet). ``tenant``: whose it is.
+    ``load``: it is being looked for or read; of a READY one: whether it is stored will be told. ``late``: it
+    is computed, or will be, because a load comes late; ``only_loaded``: nobody can, or could.
+    """
 
     key: str
     token_ids: TokenIds
@@ -52,6 +62,27 @@ class Entry:
     chain: tuple[Chunk, ...] | None = None
     broken: bool = False
     tenant: str = ""
+    load: Load | None = None
+    late: bool = False
+    only_loaded: bool = False
+
+    @property
+    def is_link(self) -> bool:
+        return self.key.startswith(LINK)
+
+    @property
+    def is_chunk(self) -> bool:
+        return not self.key.startswith((PREFIX, LINK))
+
+    @property
+    def all_there(self) -> bool:
+        """Of what arrives; the loader only has to say so."""
+        return self.segment is not None and self.segment.whole
+
+    @property
+    def stored_key(self) -> str:
+        """What the store calls it."""
+        return self.key.removeprefix(LINK)
 
     @property
     def num_bytes(self) -> int:
@@ -60,6 +91,12 @@ class Entry:
     @property
     def ready(self) -> bool:
         return self.state is State.READY
+
+    @property
+    def awaited(self) -> bool:
+        """Its load is under way, and not all of it is there."""
+        loading = self.load is not None and self.state in (State.LOADING, State.STREAMING)
+        return loading and not self.all_there
 
     @property
     def arriving(self) -> bool:
@@ -102,12 +139,19 @@ class Pool:
         entry.refs -= 1
         if entry.refs == 0:
             self.used_bytes -= entry.num_bytes
-        if entry.refs == 0 and entry.state is State.COMPUTING:
+        if entry.refs == 0 and entry.state is State.COMPUTING and entry.load is not None:
+            self.wait_for_load(entry)
+        elif entry.refs == 0 and entry.state is State.COMPUTING:
             del self._entries[entry.key]  # nobody wants it any more
         self._evict(entry.tenant)
 
     def compute(self, entry: Entry, branch: Branch) -> None:
-        entry.state, entry.branch = State.COMPUTING, branch
+        self._count(entry, -entry.num_bytes)  # of what was arriving
+        entry.state, entry.branch, entry.segment = State.COMPUTING, branch, None
+
+    def wait_for_load(self, entry: Entry) -> None:
+        """It is not computed beside its load any more."""
+        entry.state, entry.branch, entry.late = State.LOADING, None, False
 
     def stream(self, entry: Entry, segment: Segment) -> None:
         """Its layers are arriving."""
@@ -118,7 +162,7 @@ class Pool:
     def fill(self, entry: Entry, segment: Segment) -> None:
         if entry.state is not State.STREAMING:
             self._count(entry, segment.num_bytes)
-        entry.state, entry.segment, entry.branch = State.READY, segment, None
+        entry.state, entry.segment, entry.branch, entry.late = State.READY, segment, None, False
         self._evict(entry.tenant)
 
     def broke(self, entry: Entry) -> None:
@@ -160,6 +204,7 @@ class Pool:
             assert (entry.branch is not None) == (entry.state is State.COMPUTING), (
                 f"{key}: branch in state {entry.state}"
             )
+            assert not (entry.late and entry.ready), f"{key}: late and ready"
         assert set(refs) <= set(self._entries), "a request holds what is not resident"
         of_tenants: Counter[str] = Counter()
         for entry in self._entries.values():

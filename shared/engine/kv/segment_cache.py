@@ -1,49 +1,45 @@
 """Provides the KV of a request's context: resident, else loaded, else computed and written back.
 
-A chunk of a chain is computed behind the chunks in front of it. These are entries of their own (``link:…``),
-since nothing lossy may stand in a chain: they are loaded where they are stored exactly, else computed in
-their turn, and not stored.
+Loading and computing may race (``missing_kv``): what ends first is used.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 
-from shared.engine.decoding.forest import chunk_branch
 from shared.engine.inbox import Inbox
 from shared.engine.jobs.context import ContextJob
 from shared.engine.jobs.job import BranchWork, Computed, Job
 from shared.engine.kv.branch import Branch
-from shared.engine.kv.chunk_reads import FirstLayer, Loaded, Tell
-from shared.engine.kv.encodings import EXACT
-from shared.engine.kv.loader import FoundChain, Loader
-from shared.engine.kv.residency import Entry, Pool, State
+from shared.engine.kv.chunk_reads import FirstLayer, Loaded
+from shared.engine.kv.late_chunks import LateChunks
+from shared.engine.kv.loader import Load, Loader
+from shared.engine.kv.missing_kv import Holders, MissingKv
+from shared.engine.kv.residency import LINK, PREFIX, Entry, Pool, State
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import ComputedChunk
 from shared.engine.model.spec import ModelSpec
-from shared.generation.asked import Chunk, chain_of
 from shared.identity import TokenIds, ids_hash
-
-_PREFIX, _LINK = "prefix:", "link:"
-Holders = Callable[[Entry], Iterator[Job]]
 
 
 class SegmentCache:
     """The pool and what fills it. ``holders`` names the requests that wait for an entry; ``inbox`` brings the
     loader's news to the engine's thread."""
 
-    def __init__(self, spec: ModelSpec, pool: Pool, loader: Loader, holders: Holders, inbox: Inbox) -> None:
+    def __init__(
+        self, spec: ModelSpec, pool: Pool, loader: Loader, holders: Holders, inbox: Inbox, late: LateChunks
+    ) -> None:
         self._spec = spec
         self._pool = pool
         self._loader = loader
         self._holders = holders
         self._inbox = inbox
-        self._missing: list[Entry] = []
-        self._looked_for: set[str] = set()  # chunks whose chain the source was asked for
+        self._late = late
+        self.missing = MissingKv(spec, pool, loader, holders, inbox, late, self._load)
 
     @property
     def num_bytes(self) -> int:
@@ -60,21 +56,21 @@ class SegmentCache:
 
     def chunk_ids(self) -> tuple[str, ...]:
         """Resident chunks, least recently used first."""
-        return tuple(key for key in self._pool.ready_keys() if not key.startswith((_PREFIX, _LINK)))
+        return tuple(key for key in self._pool.ready_keys() if not key.startswith((PREFIX, LINK)))
 
     def acquire_prefix(self, job: Job) -> None:
         """A prefix is resident once per tenant: nobody learns from his times what others put in front."""
         prefix_ids = job.request.prefix_ids
         if prefix_ids:
-            key = f"{_PREFIX}{job.request.tenant}:{ids_hash(prefix_ids)}"
+            key = f"{PREFIX}{job.request.tenant}:{ids_hash(prefix_ids)}"
             branch = None if self._pool.get(key) else Branch(self._spec, prefix_ids, 0)
             job.prefix, _ = self._acquire(job, key, prefix_ids)
             if branch is not None:
                 self._pool.compute(job.prefix, branch)
 
-    def acquire_chunks(self, job: ContextJob, tell: Tell) -> None:
+    def acquire_chunks(self, job: ContextJob, tell: Callable[[FirstLayer | Loaded, Load], None]) -> None:
         """References to all chunks of the context; ``tell`` is called, on a loader's thread, for those that
-        had to be looked for: with ``Loaded`` once each, before that perhaps with ``FirstLayer``.
+        had to be looked for: see ``Loader.load``.
 
         Raises:
             InvalidRequest: one identity stands for two runs of tokens.
@@ -88,8 +84,9 @@ class SegmentCache:
                 to_load[chunk.chunk_id] = len(chunk.token_ids)
         job.fetched.update(to_load)
         if to_load:
-            of = job.request
-            self._loader.load(to_load, tell, traceparent=of.traceparent, tenant=of.tenant)
+            of, load = job.request, self._begun(job.entries, to_load)
+            told = partial(_told, tell, load)
+            self._loader.load(load, told, traceparent=of.traceparent, tenant=of.tenant)
 
     def release(self, job: Job) -> None:
         for entry in job.held:
@@ -98,127 +95,66 @@ class SegmentCache:
     def _acquire(self, job: Job, key: str, token_ids: TokenIds) -> tuple[Entry, bool]:
         return self._pool.acquire(key, token_ids, job.request.tenant)
 
-    def on_arriving(self, arriving: FirstLayer) -> None:
+    def on_arriving(self, arriving: FirstLayer, load: Load) -> None:
         entry = self._pool.get(arriving.key)
-        if entry is not None and entry.state is State.LOADING:
+        if entry is not None and entry.load is load and entry.state is State.LOADING:
             self._pool.stream(entry, arriving.segment)
 
-    def on_loaded(self, loaded: Loaded, asker: ContextJob | None = None) -> None:
+    def on_loaded(self, loaded: Loaded, load: Load, asker: ContextJob | None = None) -> None:
         """``asker``: whose it was looked for."""
-        if asker is not None:
-            asker.clock.tick_loaded(loaded)
+        self._late.on_loaded(load, replace(loaded, key=loaded.key.removeprefix(LINK)))
         entry = self._pool.get(loaded.key)
-        if entry is None or entry.state not in (State.LOADING, State.STREAMING):
+        if entry is None or entry.load is not load:
             return
-        if loaded.segment is not None:
-            self._pool.fill(entry, loaded.segment)
-            return
-        self._pool.broke(entry)
-        if entry.refs == 0:
-            self._pool.discard(entry)
+        entry.load = None
+        if entry.ready:
+            if loaded.segment is None and not entry.is_link:
+                self._save(entry)  # it was computed before anybody knew that it is stored nowhere
+        elif loaded.segment is None:
+            self._lost(entry, loaded.broken)
         else:
-            entry.broken = loaded.broken
-            self._missing.append(entry)
-            for job in islice(self._holders(entry), 1):
-                if isinstance(job, ContextJob):
-                    job.lost.update(chunk_id for chunk_id, held in job.entries.items() if held is entry)
+            if asker is not None:
+                asker.clock.tick_loaded(loaded)
+            self._arrived(entry, loaded.segment)
 
-    def start_missing(self, with_room: Callable[[Job, Callable[[], None]], None]) -> None:
-        """Chunks that are stored nowhere are computed, as soon as the prefix they stand behind is there.
-        ``with_room``: see ``Endings``."""
-        for entry in list(self._missing):
-            holder = next(self._holders(entry), None)
-            if holder is None:
-                self._missing.remove(entry)
-                self._pool.discard(entry)
-            elif holder.prefix is None or holder.prefix.ready:
-                chain = self._chain_of(entry, holder)
-                links = None if chain is None else self.links(holder, chain)
-                if links is not None:
-                    with_room(holder, partial(self._compute, entry, holder, links))
+    def _arrived(self, entry: Entry, segment: Segment) -> None:
+        was_late, branch = entry.late, entry.branch
+        self._pool.fill(entry, segment)
+        if was_late:
+            self._late.on_load_first(branch.segment.length if branch is not None else 0)
+            self.missing.found(entry)
 
-    def _compute(self, entry: Entry, holder: Job, links: Sequence[Entry]) -> None:
-        self._pool.compute(entry, chunk_branch(self._spec, holder.prefix, entry.token_ids, links))
-        entry.prefix_ids = holder.request.prefix_ids
-        self._missing.remove(entry)
-
-    # --- chains --------------------------------------------------------------------------------------------
-
-    def links(self, job: Job, chain: Sequence[Chunk]) -> list[Entry] | None:
-        """References of ``job`` to the KV of a chain; None until all of it is there."""
-        for i, link in enumerate(chain):
-            key = _LINK + link.chunk_id
-            if key not in job.links:
-                job.links[key], new = self._acquire(job, key, link.token_ids)
-                if new:
-                    job.links[key].chain = tuple(chain[:i])
-                    self._load(job, {link.chunk_id: len(link.token_ids)}, _LINK, EXACT)
-        entries = [job.links[_LINK + link.chunk_id] for link in chain]
-        return entries if all(entry.ready for entry in entries) else None
-
-    def keep_link(self, job: Job, chunk: Chunk, segment: Segment) -> None:
-        """What was just computed stands in front of other chunks of the request."""
-        key = _LINK + chunk.chunk_id
-        if key not in job.links:
-            job.links[key], _ = self._acquire(job, key, chunk.token_ids)
-            if (entry := job.links[key]).state is State.LOADING:
-                if entry in self._missing:
-                    self._missing.remove(entry)
-                self._pool.fill(entry, segment)
-
-    def _chain_of(self, entry: Entry, holder: Job) -> tuple[Chunk, ...] | None:
-        """The chunks in front of a missing one, by the request or by the source, which is asked once."""
-        if entry.chain is None:
-            request = holder.request
-            chunk = next(c for c in request.chunks if c.chunk_id == entry.key)
-            entry.chain = chain_of(chunk, (*request.links, *request.chunks))
-            if entry.chain is None and entry.key not in self._looked_for:
-                self._looked_for.add(entry.key)
-                self._loader.find_chain(
-                    chunk, request.tenant, lambda found: self._inbox.post(lambda: self._on_chain(found))
-                )
-        return entry.chain
-
-    def _on_chain(self, found: FoundChain) -> None:
-        self._looked_for.discard(found.key)
-        entry = self._pool.get(found.key)
-        if entry is None or entry not in self._missing:
-            return
-        if found.chain is not None:
-            entry.chain = found.chain
-            return
-        for job in list(self._holders(entry)):
+    def _lost(self, entry: Entry, broken: bool) -> None:
+        entry.broken = broken
+        if entry.state is not State.COMPUTING:
+            self._pool.broke(entry)
+        self.missing.lost(entry)
+        for job in islice(self._holders(entry), 1):
             if isinstance(job, ContextJob):
-                self._isolate(entry, job)
+                job.lost.update(job.names_of(entry))
 
-    def _isolate(self, entry: Entry, job: ContextJob) -> None:
-        """The request uses the chunk as it is without those in front of it."""
-        for chunk in {c.chunk_id: c for c in job.request.chunks}.values():
-            if job.entries.get(chunk.chunk_id) is entry:
-                key = chunk.isolated_id or f"{chunk.chunk_id}:isolated"
-                job.entries[chunk.chunk_id], new = self._acquire(job, key, chunk.token_ids)
-                job.entries[chunk.chunk_id].chain = ()
-                self._pool.release(entry)
-                job.isolated.add(chunk.chunk_id)
-                job.lost.discard(chunk.chunk_id)
-                if new:
-                    self._load(job, {key: len(chunk.token_ids)})
+    def _load(self, job: Job, entry: Entry, encoding: str = "") -> None:
+        chunk_id = entry.stored_key
+        load = self._begun({chunk_id: entry}, {chunk_id: len(entry.token_ids)})
 
-    def _load(
-        self, job: Job, chunk_lens: Mapping[str, int], key_prefix: str = "", encoding: str = ""
-    ) -> None:
         def tell(event: FirstLayer | Loaded) -> None:
             if isinstance(event, Loaded):
-                loaded = replace(event, key=key_prefix + event.key)
-                self._inbox.post(lambda: self.on_loaded(loaded))
+                loaded = replace(event, key=entry.key)
+                self._inbox.post(lambda: self.on_loaded(loaded, load))
 
-        self._loader.load(chunk_lens, tell, encoding, tenant=job.request.tenant)
+        self._loader.load(load, tell, encoding, tenant=job.request.tenant)
+
+    def _begun(self, entries: Mapping[str, Entry], chunk_lens: Mapping[str, int]) -> Load:
+        load = Load(chunk_lens, self._late.now_s)
+        for key in chunk_lens:
+            entries[key].load = load
+        return load
 
     # --- what is computed ----------------------------------------------------------------------------------
 
     def works(self) -> list[BranchWork]:
         return [
-            BranchWork(entry.branch, partial(self._on_computed, entry))
+            BranchWork(entry.branch, partial(self._on_computed, entry), late=entry.late)
             for entry in self._pool.computing()
             if entry.branch
         ]
@@ -226,39 +162,48 @@ class SegmentCache:
     def _on_computed(self, entry: Entry, _: Computed) -> None:
         """A prefix or a link stays in memory; a chunk is written back, for the next time."""
         assert entry.branch is not None
-        segment = entry.branch.segment
-        is_chunk = not entry.key.startswith((_PREFIX, _LINK))
-        if is_chunk:
-            self._loader.as_stored(segment)
+        segment, load = entry.branch.segment, entry.load
+        stored = load is not None and self._late.on_computed_first(entry, load)
+        if stored or entry.is_link:
+            entry.load = None
+        if entry.is_chunk:
+            self._loader.as_stored(segment, saved=not stored)
         self._pool.fill(entry, segment)
-        if is_chunk:
-            self._loader.save(
-                ComputedChunk(
-                    entry.key,
-                    entry.prefix_ids,
-                    entry.token_ids,
-                    segment,
-                    replace=entry.broken,
-                    write_back=True,
-                    tenant=entry.tenant,
-                    parent_id=entry.chain[-1].chunk_id if entry.chain else "",
-                )
-            )
+        if entry.is_chunk:
+            if load is None:
+                self._save(entry)
+            else:
+                self._count_late(entry)
             for job in self._holders(entry):
-                self._release_links(job)
+                self.missing.release_links(job)
 
-    def _release_links(self, job: Job) -> None:
-        """Of a request whose chunks are all there."""
-        if isinstance(job, ContextJob) and all(entry.ready for entry in job.entries.values()):
-            for link in job.links.values():
-                self._pool.release(link)
-            job.links.clear()
+    def _count_late(self, entry: Entry) -> None:
+        self._late.counts.num_chunks += 1
+        self._late.counts.num_tokens += len(entry.token_ids)
+        for job in islice(self._holders(entry), 1):
+            if isinstance(job, ContextJob):
+                job.late.update(job.names_of(entry))
+
+    def _save(self, entry: Entry) -> None:
+        assert entry.segment is not None
+        self._loader.save(
+            ComputedChunk(
+                entry.key,
+                entry.prefix_ids,
+                entry.token_ids,
+                entry.segment,
+                replace=entry.broken,
+                write_back=True,
+                tenant=entry.tenant,
+                parent_id=entry.chain[-1].chunk_id if entry.chain else "",
+            )
+        )
 
     def forget(self, chunk_ids: Sequence[str]) -> None:
         """As chunks and as links of chains."""
         for chunk_id in chunk_ids:
             self._pool.forget(chunk_id)
-            self._pool.forget(_LINK + chunk_id)
+            self._pool.forget(LINK + chunk_id)
 
     def evict_unused(self) -> int:
         """Bytes of segments that nobody refers to, which are gone now."""
@@ -266,4 +211,8 @@ class SegmentCache:
 
     def check_invariants(self, admitted: Iterable[Job]) -> None:
         self._pool.check_invariants(Counter(entry.key for job in admitted for entry in job.held))
-        assert all(entry.state is State.LOADING for entry in self._missing), "a missing chunk is not waiting"
+        self.missing.check_invariants()
+
+
+def _told(tell: Callable[[FirstLayer | Loaded, Load], None], load: Load, event: FirstLayer | Loaded) -> None:
+    tell(event, load)

@@ -78,11 +78,12 @@ class SegmentSource(Protocol):
         """
         ...
 
-    def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor]) -> None:
+    def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor], saved: bool = True) -> None:
         """Gives just computed KV, in place, the values that it will be read with once ``save`` has stored
         these very tensors.
 
-        Called before they are used first, so that first and later answers agree.
+        Called before they are used first, so that first and later answers agree. ``saved`` False: they are
+        stored already, and ``save`` will not be called.
         """
         ...
 
@@ -112,7 +113,7 @@ class NoSource:
     ) -> Mapping[str, StoredSegment]:
         return {}
 
-    def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor]) -> None:
+    def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor], saved: bool = True) -> None:
         pass
 
     def chain(self, chunk: Chunk, tenant: str) -> Sequence[Chunk] | None:

@@ -77,6 +77,8 @@ class Blender:
                 kv[layer].zero_()
             if len(rows_R):
                 hidden_RE = self._layer(layer, rows_R, hidden_RE)
+            else:
+                self._wait_for(layer)
         chosen = first[0] if first else tuple(range(len(branch.pending)))
         branch.segment.length = len(branch.pending)
         branch.pending.clear()
@@ -94,6 +96,13 @@ class Blender:
         branch.segment.k_LKTD[layer][:, rows_R] = view.segment.k_LKTD[layer]
         branch.segment.v_LKTD[layer][:, rows_R] = view.segment.v_LKTD[layer]
         return hidden_RE
+
+    def _wait_for(self, layer: int) -> None:
+        """Nothing is computed in it, and who grows on the context sees all of it."""
+        for placement in self.branch.context:
+            arrival = placement.segment.arrival
+            if arrival is not None and not arrival.settled:
+                arrival.wait_for(layer, self.patience)
 
     def _deviations(self, layer: int, rows_R: Tensor) -> list[float]:
         """Squared distance of fresh to stored keys and values of each row, over all heads."""

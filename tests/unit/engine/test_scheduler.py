@@ -19,6 +19,7 @@ class Branch:
     num_done: int = 0
     whole: bool = False
     idle: bool = False
+    late: bool = False
 
 
 def scheduler(

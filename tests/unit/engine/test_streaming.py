@@ -16,7 +16,7 @@ from shared.engine import Engine
 from shared.engine.kv.arrival import Arrival, GivenUp, Patience
 from shared.errors import Cancelled, CorruptData, DeadlineExceeded, Unavailable
 from shared.generation.asked import GenerateRequest
-from shared.generation.modes import ReuseMode
+from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.told import DoneEvent
 from tests.engine_runs import PATIENCE_S, Prompts, Run, Shelf, engine_of, run
 from tests.oracles import Generated, tiny_model
@@ -30,7 +30,9 @@ MODES = [ReuseMode.REORDERED, ReuseMode.COMPOSITE]
 def deep_engine(shelf: Shelf | None = None, **settings: object) -> Engine:
     model = tiny_model("llama3", num_hidden_layers=LAYERS)
     return engine_of(
-        hf_model=model, source=shelf, **{"batch_invariant": True, "overlap_from_s": 0.0} | settings
+        hf_model=model,
+        source=shelf,
+        **{"batch_invariant": True, "overlap_from_s": 0.0, "late_rows": 0} | settings,
     )
 
 
@@ -211,6 +213,33 @@ def test_a_layer_that_takes_very_long_ends_the_pass_but_not_the_request() -> Non
     step_until(engine, one)
     assert one.branches() == answers
     assert one.done.usage.recomputed_tokens == sum(map(len, request.questions))
+    engine.shut_down()
+
+
+def test_a_mode_that_computes_nothing_in_the_later_layers_waits_for_them_all_the_same() -> None:
+    prompts = Prompts(deep_engine(), seed=11)
+    request = prompts.request(reuse=ReuseMode.CACHEBLEND, recompute=Recompute(ratio=0.2))
+    shelf, idle = Shelf(), threading.Event()
+    engine = deep_engine(shelf)
+    (first,) = run(engine, replace(request, request_id="first"))
+    engine.shut_down()
+
+    def stall(chunk_id: str, layer: int) -> None:
+        if layer == LAYERS - 1:
+            assert idle.wait(PATIENCE_S)
+
+    engine = deep_engine(shelf)
+    one = Run(request)
+    shelf.before_layer = stall
+    engine.submit(request, one.events.append)
+    give_up = time.monotonic() + PATIENCE_S
+    while not (engine.stats().num_steps > 1 and not engine.step()):
+        engine.step()
+        engine.check_invariants()
+        assert time.monotonic() < give_up
+    idle.set()
+    step_until(engine, one)
+    assert one.branches() == first.branches()
     engine.shut_down()
 
 
