@@ -84,12 +84,12 @@ class Run:
 
 def engine_of(family: str = "qwen2", *, hf_model: Any = None, **settings: Any) -> Engine:
     """An engine over its own copy of the tiny model of ``family`` (the engine changes the model it is
-    given)."""
+    given). Unless told, what is stored is loaded however busy this machine is."""
     source, decode = settings.pop("source", None), settings.pop("decode", None)
     extra: dict[str, Any] = {"decode": decode} | ({} if source is None else {"source": source})
     return Engine(
         wrap_model(hf_model if hf_model is not None else tiny_model(family)),
-        EngineConfig(**settings),
+        EngineConfig(**{"late_rows": 0} | settings),
         **extra,
     )
 

@@ -44,8 +44,10 @@ class Served:
 async def serving(
     model: Path, store: NodeFiles | None = None, chooser: SelectionPort | None = None, **settings: Any
 ) -> AsyncIterator[Served]:
-    """A server over ``model``; a model that cannot be loaded is served as the application does it."""
-    config = load(GeneratorConfig, {"model": str(model)} | settings)
+    """A server over ``model``; a model that cannot be loaded is served as the application does it. Unless
+    told, stored KV is loaded however busy this machine is."""
+    engine = {"late_rows": 0} | settings.get("engine", {})
+    config = load(GeneratorConfig, {"model": str(model)} | settings | {"engine": engine})
     generator: Generator | KvquiltError
     try:
         generator = load_generator(config, store, "node", asyncio.get_running_loop(), chooser)

@@ -66,6 +66,7 @@ from tests.tiny_embedders import write_embedder
 HOST = "127.0.0.1"
 MODEL = DEMO_ASSETS / "model"
 _NODE = "home"
+_ENGINE = {"num_threads": 1, "late_rows": 0}  # KV is loaded however busy this machine is
 
 
 @dataclass(frozen=True)
@@ -177,8 +178,7 @@ def _generator(
 ) -> GenerationServicer:
     config = load(
         GeneratorConfig,
-        {"model": str(MODEL), "selector": {"application": "selector"}, "engine": {"num_threads": 1}}
-        | settings,
+        {"model": str(MODEL), "selector": {"application": "selector"}, "engine": _ENGINE} | settings,
     )
     chooser = SelectionClient(transport_to("selector", addresses, identity_of(config.auth, "generator")))
     loop = asyncio.get_running_loop()

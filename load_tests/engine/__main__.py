@@ -48,7 +48,18 @@ from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement
 
 # the last two take long on a CPU, and are left out there unless asked for
-PARTS = ("compare", "disk", "sharing", "invariant", "sampled", "speculation", "late", "chains", "branches", "batches")
+PARTS = (
+    "compare",
+    "disk",
+    "sharing",
+    "invariant",
+    "sampled",
+    "speculation",
+    "late",
+    "chains",
+    "branches",
+    "batches",
+)
 CPU_PARTS = PARTS[:-2]
 
 

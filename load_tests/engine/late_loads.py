@@ -1,4 +1,4 @@
-"""Asks for chunks whose KV comes late: always loaded, always computed, or whichever the engine thinks ends first.
+"""Asks for chunks whose KV comes late: always loaded, always computed, or as the engine chooses.
 
 All three have the same model. The KV is random and lies in host memory; whoever opens it waits first.
 """

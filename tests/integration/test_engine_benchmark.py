@@ -26,10 +26,12 @@ from load_tests.engine.compare import (
     compare_branches,
     compare_chains,
     compare_invariant,
+    compare_late,
     compare_sampled,
     compare_sharing,
     compare_speculation,
 )
+from load_tests.engine.late_loads import LateLoads, Way
 from load_tests.engine.quoting import Quoted, Quoting
 from load_tests.engine.sharing import Crowd
 from load_tests.plot import write_plot
@@ -180,6 +182,24 @@ def test_sampling_is_compared_with_greedy_decoding() -> None:
     sampled = compare_sampled(SMALL, Runs(decode=2))
     assert (sampled.name, sampled.unit, sampled.n) == ("decode_8_sampled", "token/s", 2)
     assert sampled.ratio == pytest.approx(sampled.value / (sampled.baseline or 1))
+
+
+def test_kv_that_comes_late_is_measured_against_the_better_of_loading_and_computing() -> None:
+    found = list(compare_late(SMALL, [0.05], Runs(cold=1)))
+    assert [m.name for m in found] == ["ttft_late_0.05", "load_or_compute_overhead"]
+    (late, worst) = found
+    assert worst.value == pytest.approx(late.value / (late.baseline or 0))
+
+
+def test_what_comes_late_is_computed_where_the_engine_may_choose() -> None:
+    asked = LateLoads(SMALL)
+    before = asked.counts.num_tokens
+    for _ in range(3):
+        asked.ttft_s(Way.LOAD, 0.5)
+        assert asked.counts.num_tokens == before
+    for _ in range(3):
+        asked.ttft_s(Way.EITHER, 0.5)
+    assert asked.counts.num_tokens >= before + SMALL.context
 
 
 def test_drafts_are_measured_where_they_are_right_and_where_they_are_not() -> None:

@@ -80,6 +80,8 @@ def random_engine(draw: random.Random, shelf: Shelf, dtype: torch.dtype) -> Engi
         resident_bytes=per_token * draw.choice([1, 150, 100_000]),
         private_bytes=per_token * draw.choice([60, 400, 100_000]),
         loader_threads=draw.choice([1, 3]),
+        late_rows=draw.choice([0, 64, 512]),
+        late_from_s=0.0,
     )
 
 

@@ -40,7 +40,7 @@ MODES = {
 
 def late_engine(shelf: Shelf | None = None, **settings: object) -> Engine:
     model = tiny_model("llama3", num_hidden_layers=LAYERS)
-    ours = {"batch_invariant": True, "late_from_s": 0.0, "overlap_from_s": 0.0}
+    ours = {"batch_invariant": True, "late_rows": 512, "late_from_s": 0.0, "overlap_from_s": 0.0}
     return engine_of(hf_model=model, source=shelf, **ours | settings)
 
 

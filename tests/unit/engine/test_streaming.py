@@ -30,9 +30,7 @@ MODES = [ReuseMode.REORDERED, ReuseMode.COMPOSITE]
 def deep_engine(shelf: Shelf | None = None, **settings: object) -> Engine:
     model = tiny_model("llama3", num_hidden_layers=LAYERS)
     return engine_of(
-        hf_model=model,
-        source=shelf,
-        **{"batch_invariant": True, "overlap_from_s": 0.0, "late_rows": 0} | settings,
+        hf_model=model, source=shelf, **{"batch_invariant": True, "overlap_from_s": 0.0} | settings
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from services.generator.metering import following, readings, verdict_readings
 from shared.engine.decoding.drafting import DraftCounts
+from shared.engine.kv.late_chunks import LateCounts
 from shared.engine.stats import EngineStats
 from shared.errors import DeadlineExceeded, InternalError
 from shared.generation.asked import Chunk
@@ -165,6 +166,7 @@ def test_the_engine_as_of_its_last_step() -> None:
         capacity_bytes=1000,
         num_pauses=4,
         drafts=DraftCounts(5, 30, 12),
+        late=LateCounts(3, 200, 64),
     )
     metrics.ask(lambda: readings(stats, private_capacity=500, bytes_per_token=10))
     told = samples(metrics)
@@ -175,6 +177,9 @@ def test_the_engine_as_of_its_last_step() -> None:
     assert told["kvquilt_cache_config_info{block_size=16,num_gpu_blocks=9}"] == 1
     assert told["kvquilt_num_preemptions_total"] == 4
     assert told["kvquilt_spec_decode_num_drafts_total"] == 5
+    assert told["kvquilt_late_chunks_total"] == 3
+    assert told["kvquilt_late_tokens_total"] == 200
+    assert told["kvquilt_late_tokens_in_vain_total"] == 64
     assert told["kvquilt_spec_decode_num_draft_tokens_total"] == 30
     assert told["kvquilt_spec_decode_num_accepted_tokens_total"] == 12
     assert told["kvquilt_resident_chunks"] == 2
