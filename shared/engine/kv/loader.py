@@ -56,9 +56,9 @@ class Load:
     ``found_s``: when the source said which of them are stored; before that None. ``tiers``: of those that
     are; ``absent``: the others, and those for which there was no memory."""
 
-    def __init__(self, chunk_lens: Mapping[str, int], now_s: float) -> None:
+    def __init__(self, chunk_lens: Mapping[str, int], now_s: float | None = None) -> None:
         self.chunk_lens = chunk_lens
-        self.asked_s = now_s
+        self.asked_s = time.monotonic() if now_s is None else now_s
         self.counted = False  # how long finding took
         self.found_s: float | None = None
         self.tiers: Mapping[str, str] = {}
