@@ -41,7 +41,7 @@ class StoredSegment(Protocol):
 
     @property
     def tier(self) -> str:
-        """Where it is read from, for traces: ``memory``, ``disk``, ``objects`` or ``peer``; empty: somewhere
+        """Where it is read from, for traces and metrics: ``memory``, ``disk``, ``objects`` or ``peer``; empty: somewhere
         else."""
         ...
 
