@@ -19,9 +19,7 @@ class EncodedSource(NoSource):
         self._encoding = encoding
         self._scratch = Scratch(rope)
 
-    def as_stored(
-        self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor], saved: bool = True
-    ) -> None:
+    def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor], saved: bool = True) -> None:
         layers = encode_layers(self._encoding, k_LHTD, v_LHTD, self._scratch)
         rotation = self._scratch.rotation(k_LHTD[0].device)
         for buffers, k_HTD, v_HTD in zip(layers, k_LHTD, v_LHTD, strict=True):

@@ -161,7 +161,8 @@ class SegmentCache:
 
     def _on_computed(self, entry: Entry, _: Computed) -> None:
         """A prefix or a link stays in memory; a chunk is written back, for the next time."""
-        assert entry.branch is not None
+        if entry.branch is None or self._pool.get(entry.key) is not entry:
+            return  # since the step began everybody has let go of it
         segment, load = entry.branch.segment, entry.load
         stored = load is not None and self._late.on_computed_first(entry, load)
         if stored or entry.is_link:

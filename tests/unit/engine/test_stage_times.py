@@ -50,7 +50,13 @@ def test_an_answer_over_stored_chunks_is_loaded_stitched_and_decoded() -> None:
     stages = by_name(again)
     assert list(stages) == ["queue", "load", "stitch and prefill", "decode"]
     load = stages["load"]
-    assert counts(load) == {"chunks": 3, "chunks.resident": 0, "chunks.loaded": 3, "chunks.lost": 0}
+    assert counts(load) == {
+        "chunks": 3,
+        "chunks.resident": 0,
+        "chunks.loaded": 3,
+        "chunks.lost": 0,
+        "chunks.late": 0,
+    }
     (tier,) = load.inner
     assert tier.name == "load shelf"
     assert counts(tier)["chunks"] == 3
