@@ -114,6 +114,22 @@ def test_every_layer_is_read_once(kinds: list[bool], num_threads: int) -> None:
 
 
 @pytest.mark.parametrize("in_order", [False, True])
+def test_what_is_dropped_is_not_read_on_nor_told_and_closed_once(in_order: bool) -> None:
+    told: Told = []
+    dropped: list[ChunkRead] = []
+    chunk, other = Stored(in_order, lambda layer: dropped[0].drop() if layer == 1 else None), Stored(in_order)
+    reads = [
+        ChunkRead(key, stored, Segment.arriving(SPEC, 3), lambda event: told.append((event.key, type(event))))
+        for key, stored in (("dropped", chunk), ("other", other))
+    ]
+    dropped.append(reads[0])
+    ReadList(reads, LAYERS).work(threading.Event())
+    assert chunk.layers == [0, 1]
+    assert told == [("dropped", FirstLayer), ("other", FirstLayer), ("other", Loaded)]
+    assert (chunk.num_closed, other.num_closed) == (1, 1)
+
+
+@pytest.mark.parametrize("in_order", [False, True])
 def test_what_is_given_up_is_told_and_closed(in_order: bool) -> None:
     closing = threading.Event()
     first, second = Stored(in_order, lambda layer: closing.set()), Stored(in_order)

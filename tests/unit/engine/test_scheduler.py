@@ -23,7 +23,11 @@ class Branch:
 
 
 def scheduler(
-    max_step_tokens: int = 100, private_bytes: int = 100, branches: int = 4, batch_invariant: bool = False
+    max_step_tokens: int = 100,
+    private_bytes: int = 100,
+    branches: int = 4,
+    batch_invariant: bool = False,
+    late_rows: int = 512,
 ) -> Scheduler:
     return Scheduler(
         EngineConfig(
@@ -31,6 +35,7 @@ def scheduler(
             private_bytes=private_bytes,
             max_running_branches=branches,
             batch_invariant=batch_invariant,
+            late_rows=late_rows,
         )
     )
 
@@ -61,6 +66,18 @@ def test_a_budget_that_is_used_up_leaves_the_rest_for_the_next_step() -> None:
 
 def test_nothing_to_do_is_no_pass() -> None:
     assert scheduler().pick([]) == []
+
+
+def test_what_is_late_has_what_others_leave_up_to_a_budget_of_its_own() -> None:
+    late = [Branch("late", 500, late=True), Branch("later", 500, late=True)]
+    others = [Branch("decoding", 1), Branch("prefill", 200)]
+    first = [("decoding", 1), ("prefill", 200)]
+    pick = scheduler(1000, late_rows=600).pick
+    assert rows(pick([*late, *others])) == [[*first, ("late", 500), ("later", 100)]]
+    assert rows(scheduler(300, late_rows=600).pick([*late, *others])) == [[*first, ("late", 99)]]
+    assert rows(scheduler(201, late_rows=600).pick([*late, *others])) == [first]
+    assert rows(pick([*late, *others], queued=True)) == [first]
+    assert pick(late, queued=True) == scheduler(1000, late_rows=0).pick(late) == []
 
 
 def test_a_whole_work_has_a_pass_of_its_own_whatever_its_length() -> None:
