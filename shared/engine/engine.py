@@ -247,7 +247,7 @@ class Engine:
         """After a step that ran nothing: returns when something has happened, or a little later."""
         waiting = [job for job in self._requests.running if not job.started]
         soon = any(job.arriving for job in waiting)
-        look = bool(waiting) and self.config.late_rows > 0
+        look = self.config.late_rows > 0 and any(e.awaited for job in waiting for e in job.held)
         self._inbox.wait(_SOON_S if soon else _LOOK_S if look else _POLL_S if self._requests else None)
 
     def _job_of(
