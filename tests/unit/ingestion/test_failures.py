@@ -6,22 +6,9 @@ import pytest
 
 from services.ingestion.calls import CallPolicy
 from shared.documents import SourceDocument, Stage
-from shared.errors import (
-    Conflict,
-    StorageFull,
-    Unavailable,
-)
+from shared.errors import Conflict, StorageFull, Unavailable
 from shared.request import RequestContext
-from tests.ingestion_world import (
-    LONG,
-    Crash,
-    World,
-    context,
-    fail_once,
-    outcome,
-    text,
-    upsert,
-)
+from tests.ingestion_world import LONG, Crash, World, context, fail_once, outcome, text, upsert
 from tests.virtual_time import run_virtually, virtual_loop
 
 STEPS = [

@@ -5,24 +5,10 @@ from dataclasses import replace
 import pytest
 
 from shared.documents import Stage
-from shared.errors import (
-    ConfigError,
-    FailedPrecondition,
-    ModelMismatch,
-    Unavailable,
-)
+from shared.errors import ConfigError, FailedPrecondition, ModelMismatch, Unavailable
 from shared.kv_types import KvContext
 from shared.sharing import SharingScopes
-from tests.ingestion_world import (
-    LONG,
-    World,
-    book,
-    context,
-    fail_once,
-    outcome,
-    text,
-    upsert,
-)
+from tests.ingestion_world import LONG, World, book, context, fail_once, outcome, text, upsert
 
 
 async def test_new_documents_are_not_mixed_with_those_of_another_model() -> None:

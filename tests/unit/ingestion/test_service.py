@@ -10,19 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.documents import SourceDocument, Stage
-from shared.errors import (
-    InvalidRequest,
-    NotFound,
-)
+from shared.errors import InvalidRequest, NotFound
 from shared.kv_types import KvContext
-from tests.ingestion_world import (
-    LONG,
-    World,
-    context,
-    outcome,
-    text,
-    upsert,
-)
+from tests.ingestion_world import LONG, World, context, outcome, text, upsert
 
 
 async def test_a_document_is_parsed_prefilled_stored_and_found() -> None:
