@@ -39,6 +39,7 @@ REUSE = "kvquilt.reuse"
 NUM_QUESTIONS, QUESTION = "kvquilt.questions", "kvquilt.question"
 NUM_CHUNKS, NUM_TOKENS, NUM_BYTES = "kvquilt.chunks", "kvquilt.tokens", "kvquilt.bytes"
 NUM_FOUND, NUM_LOST = "kvquilt.chunks.found", "kvquilt.chunks.lost"
+NUM_LATE = "kvquilt.chunks.late"
 NUM_RESIDENT, NUM_LOADED, NUM_ENCODED = (
     "kvquilt.chunks.resident",
     "kvquilt.chunks.loaded",
