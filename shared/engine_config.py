@@ -1,5 +1,5 @@
-"""The settings of an engine. Apart from ``weights``, nothing here changes a result beyond rounding, of requests
-that name no adapter.
+"""The settings of an engine. Apart from ``weights``, nothing here changes a result beyond rounding, of
+requests that name no adapter.
 
 Apart from the engine's package, which brings torch along: whoever only reads settings does without.
 """
@@ -22,9 +22,9 @@ Weights = Literal["exact", "int8"]
 class EngineConfig:
     """
     dtype: of weights and KV; ``auto`` takes the checkpoint's.
-    weights: of linear layers. ``exact`` takes the checkpoint's, in dtype. ``int8`` has one byte each and a
-        scale per output: on a CPU a step of few rows takes little more than half as long. Stored KV is that of
-        another model (another fingerprint). Not on a GPU, not with compile (docs/weights.md).
+    weights: of linear layers. ``exact`` takes the checkpoint's, in dtype. ``int8`` keeps one byte of each and
+        a scale per output, so that a CPU reads half as much in a step of few rows. Stored KV is then another
+        model's (another fingerprint). Not on a GPU, not with compile (docs/models.md).
     device: a torch device, ``cpu`` or ``cuda``.
     backend: of attention. ``auto`` is ``triton`` on a GPU and ``native`` (C kernels) on a CPU, where these
         work, else ``torch``; ``flash_attn`` (GPU, the extra gpu) suits offline prefill; ``reference`` is the

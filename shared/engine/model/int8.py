@@ -1,11 +1,11 @@
-"""Linear layers whose weights are int8, one scale per output: half the bytes of bfloat16, which is what bounds
-a product of few rows.
+"""Linear layers whose weights are int8, one scale per output: half the bytes of bfloat16, and reading them is
+what bounds a product of few rows.
 
 Rows are not quantised: each weight becomes a float again as it is read (C kernels, ``int8_kernels.c``), sums
 are float32, and the scale comes behind the sum. For many rows, where arithmetic is the bound, a block of
-weights after the other becomes numbers of the rows' type for torch's own product. Both equal, within rounding,
-``torch.nn.Linear`` over the dequantised weights (``round_weights``), the slow twin. Embeddings, norms and
-biases stay what they are. Shapes: O outputs, I inputs, R rows.
+weights after the other becomes numbers of the rows' type for torch's own product. Both equal, within
+rounding, ``torch.nn.Linear`` over the dequantised weights (``round_weights``), the slow twin. Embeddings,
+norms and biases stay what they are. Shapes: O outputs, I inputs, R rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import functools
 import importlib.util
 import logging
 from collections.abc import Iterator
-from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_int, c_int32, c_int64, c_void_p
 from typing import Any
 
 import torch
@@ -257,7 +257,9 @@ def _check_device(weight: Tensor) -> None:
 
 def _check_layers(hf_model: Any) -> None:
     for number, layer in enumerate(hf_model.model.layers):
-        inside = {f"{path}.weight" for path, module in layer.named_modules() if type(module) is torch.nn.Linear}
+        inside = {
+            f"{path}.weight" for path, module in layer.named_modules() if type(module) is torch.nn.Linear
+        }
         for name, parameter in layer.named_parameters():
             if parameter.dim() > 1 and name not in inside:
                 raise ModelUnsupported(
@@ -269,9 +271,9 @@ def _check_layers(hf_model: Any) -> None:
 def _check_kernels(dtype: torch.dtype) -> None:
     """On this very machine."""
     draw = torch.Generator().manual_seed(0)
-    linear = torch.nn.Linear(70, 45)
-    linear.weight.data, linear.bias.data = torch.randn(45, 70, generator=draw), torch.randn(45, generator=draw)
-    linear = linear.to(dtype).requires_grad_(False)
+    linear = torch.nn.Linear(70, 45, dtype=dtype).requires_grad_(False)
+    for parameter in linear.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=draw))
     ours = Int8Linear(linear, Room())
     round_weights(torch.nn.Sequential(linear))
     for num_rows in (1, 7, MOST_ROWS + 1):

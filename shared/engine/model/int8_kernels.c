@@ -43,30 +43,29 @@ typedef struct {
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLLED _Pragma("GCC unroll 8")
 
-/* Calls a tile's code with numbers of rows and units that the compiler knows. */
-#define ONE(call, rows) case rows: if (units == 2) call(p, row, rows, unit, 2); else call(p, row, rows, unit, 1); break;
-#define TILES(call)                                                                                                                     \
-    switch (rows) {                                                                                                                     \
-        ONE(call, 1) ONE(call, 2) ONE(call, 3) ONE(call, 4)                                                                             \
-        case 5: call(p, row, 5, unit, 1); break;                                                                                        \
-        case 6: call(p, row, 6, unit, 1); break;                                                                                        \
-        case 7: call(p, row, 7, unit, 1); break;                                                                                        \
-        default: call(p, row, 8, unit, 1); break;                                                                                       \
-    }
+/* Calls a tile's code with numbers of rows and units that the compiler knows, as many as the table of kernels says. */
+#define ONE(call, rows) case rows: call(p, row, rows, unit, 1); break;
+#define TWO(call, rows) case rows: if (units == 2) call(p, row, rows, unit, 2); else call(p, row, rows, unit, 1); break;
+#define TILES_OF_3(call) switch (rows) { TWO(call, 1) ONE(call, 2) ONE(call, 3) }
+#define TILES_OF_8(call) \
+    switch (rows) { TWO(call, 1) TWO(call, 2) TWO(call, 3) TWO(call, 4) ONE(call, 5) ONE(call, 6) ONE(call, 7) ONE(call, 8) }
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
 #define NAME(name) name##_avx2
 #define LANES 8
+#define TILES TILES_OF_3
 #include "int8_singles.h"
 #undef NAME
 #undef LANES
+#undef TILES
 #pragma GCC pop_options
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")
 #define NAME(name) name##_avx512
 #define LANES 16
+#define TILES TILES_OF_8
 #include "int8_singles.h"
 
 /* The bytes of a bfloat16 by the magnitude that it has. */
@@ -141,7 +140,7 @@ INLINE void pair_tile(const Product *p, int64_t row, const int rows, int64_t uni
     }
 }
 
-static void pair_tiles(const Product *p, int64_t row, int rows, int64_t unit, int units){TILES(pair_tile)}
+static void pair_tiles(const Product *p, int64_t row, int rows, int64_t unit, int units){TILES_OF_8(pair_tile)}
 
 /* By way of bytes in the order of inputs: 16 of each. */
 static void expand_pairs(const Weights *w, int64_t unit) {

@@ -1,4 +1,4 @@
-/* int8 weights with float32 rows, for one kind of processor: int8_kernels.c includes this once for each. NAME and LANES say which. */
+/* int8 weights with float32 rows, for one kind of processor: int8_kernels.c includes this once for each. NAME, LANES and TILES say which. */
 
 typedef float NAME(Floats) __attribute__((vector_size(4 * LANES)));
 #define Floats NAME(Floats)

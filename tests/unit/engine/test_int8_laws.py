@@ -1,5 +1,5 @@
-"""The exactness laws over int8 weights: against stock transformers that hold the numbers which these stand for
-(``round_weights``)."""
+"""The exactness laws over int8 weights: against stock transformers that hold the numbers which these stand
+for (``round_weights``)."""
 
 from __future__ import annotations
 

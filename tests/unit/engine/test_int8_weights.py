@@ -167,11 +167,14 @@ class TestModels:
         hf_model = wrap_model(as_dtype(tiny_model(family), dtype), weights="int8").hf_model
         assert not [module for module in hf_model.modules() if type(module) is torch.nn.Linear]
         ids = torch.arange(1, 30)[None]
-        assert relative_error(hf_model(ids).logits, twin(ids).logits) < {
-            torch.float32: 1e-5,
-            torch.bfloat16: 5e-2,
-            torch.float16: 1e-2,
-        }[dtype]
+        assert (
+            relative_error(hf_model(ids).logits, twin(ids).logits)
+            < {
+                torch.float32: 1e-5,
+                torch.bfloat16: 5e-2,
+                torch.float16: 1e-2,
+            }[dtype]
+        )
 
     def test_weights_take_a_byte_each_and_the_embedding_stays(self) -> None:
         plain = tiny_model("llama", tie_word_embeddings=True)
@@ -215,19 +218,24 @@ class TestModels:
 class TestRefused:
     @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
     def test_weights_that_are_no_linear_layers(self, family: str) -> None:
-        with pytest.raises(ModelUnsupported, match="engine.weights: layer 0 has weights that are no linear"):
+        with pytest.raises(
+            ModelUnsupported, match=r"engine\.weights: layer 0 has weights that are no linear"
+        ):
             wrap_model(tiny_model(family), weights="int8")
 
     @pytest.mark.parametrize(
         ("more", "reason"),
-        [({"device": "cuda"}, "weights: int8 weights are for CPUs"), ({"compile": True}, "weights: compiled")],
+        [
+            ({"device": "cuda"}, "weights: int8 weights are for CPUs"),
+            ({"compile": True}, "weights: compiled"),
+        ],
     )
     def test_settings_that_do_not_go_together(self, more: dict[str, Any], reason: str) -> None:
         with pytest.raises(ValueError, match=reason):
             EngineConfig(weights="int8", **more)
 
     def test_a_model_on_another_device(self) -> None:
-        with pytest.raises(ConfigError, match="engine.weights: int8 weights are for CPUs"):
+        with pytest.raises(ConfigError, match=r"engine\.weights: int8 weights are for CPUs"):
             int8._check_device(torch.empty(2, 2, device="meta"))
 
     def test_an_installation_without_the_kernels(self, monkeypatch: pytest.MonkeyPatch) -> None:
