@@ -111,7 +111,8 @@ def quantised(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
 def round_weights(hf_model: Any) -> None:
     """The slow twin: every weight that would be int8 becomes the number that its int8 stands for, in the
     model's type. A head that shares its weight with the embedding gets one of its own."""
-    for _, _, linear in _linears(hf_model):
+    for owner, name in _linears(hf_model):
+        linear = getattr(owner, name)
         int8_OI, scale_O = quantised(linear.weight)
         rounded_OI = (int8_OI.float() * scale_O[:, None]).to(linear.weight.dtype)
         linear.weight = torch.nn.Parameter(rounded_OI, requires_grad=False)
@@ -224,8 +225,8 @@ def quantise_linears(hf_model: Any) -> None:
     _check_layers(hf_model)
     _check_kernels(hf_model.lm_head.weight.dtype)
     room = Room()
-    for owner, name, linear in list(_linears(hf_model)):
-        setattr(owner, name, Int8Linear(linear, room))
+    for owner, name in list(_linears(hf_model)):
+        setattr(owner, name, Int8Linear(getattr(owner, name), room))
 
 
 def int8_bytes(hf_model: Any) -> int:
@@ -233,12 +234,12 @@ def int8_bytes(hf_model: Any) -> int:
     return sum(module.num_bytes for module in hf_model.modules() if isinstance(module, Int8Linear))
 
 
-def _linears(hf_model: Any) -> Iterator[tuple[torch.nn.Module, str, torch.nn.Linear]]:
-    """Those that become int8, each with its parent and its name there."""
+def _linears(hf_model: Any) -> Iterator[tuple[torch.nn.Module, str]]:
+    """Where those stand that become int8: each one's parent, and its name there."""
     for owner in hf_model.modules():
         for name, child in owner.named_children():
             if type(child) is torch.nn.Linear:
-                yield owner, name, child
+                yield owner, name
 
 
 def _check_device(weight: Tensor) -> None:
