@@ -81,10 +81,11 @@ def ranked_rows(logprobs_BV: Tensor, counts: Sequence[int]) -> list[Ranked]:
         return [()] * len(counts)
     values_BK, ids_BK = (x.numpy() for x in logprobs_BV.topk(min(most + 1, vocab)))
     found: list[Ranked] = []
-    for row_V, values_K, ids_K, count in zip(logprobs_BV, values_BK, ids_BK, counts, strict=True):
-        if 0 < count < vocab and values_K[count - 1] == values_K[-1]:  # others may be as likely
-            ids_K = _best(row_V, count).numpy()
-            values_K = row_V.numpy()[ids_K]
+    for row_V, values_K, ids_K, count in zip(logprobs_BV.numpy(), values_BK, ids_BK, counts, strict=True):
+        if 0 < count < vocab and (least := values_K[count - 1]) == values_K[-1]:  # others may be as likely
+            above = ids_K[values_K > least]
+            ids_K = np.concatenate([above, np.flatnonzero(row_V == least)[: count - len(above)]])
+            values_K = row_V[ids_K]
         order = np.lexsort((ids_K, -values_K))[:count]
         found.append(tuple(zip(ids_K[order].tolist(), values_K[order].tolist(), strict=True)))
     return found
