@@ -80,14 +80,17 @@ class PretendEvent:
     def record(self, stream: PretendStream | None = None) -> None:
         self._stream = stream or _HERE.stream
         self._num = self._stream.num_ordered if self._stream else 0
+        self._gpu.log("event", self._num)
 
     def wait(self) -> None:
+        self._gpu.log("wait", self._num)
         if self._stream is not None:
             self._stream.do(self._num)
 
     def synchronize(self) -> None:
         self._gpu.cross("synchronize", "asked", True)
-        self.wait()
+        if self._stream is not None:
+            self._stream.do(self._num)
 
 
 class _Here(threading.local):
@@ -106,17 +109,22 @@ def _set_stream(stream: PretendStream | None) -> None:
 class PretendGpu(TorchFunctionMode):
     """``made``: by device, how many numbers of uninitialised tensors of three or four dimensions it was asked
     for: KV of a layer, or of several. ``room``: what it refuses for want of memory: such tensors of more
-    numbers per layer than this. ``crossings``: of all threads, in their order."""
+    numbers per layer than this. ``crossings``: of all threads, in their order.
+    ``logged``: copies on streams, and events behind so many copies, by thread."""
 
     def __init__(self) -> None:
         super().__init__()
         self.made = {"cuda": 0, "cpu": 0}
         self.room = {"cuda": math.inf}
         self.crossings: list[Crossing] = []
+        self.logged: list[tuple[str, str, int]] = []
         self._pinned: dict[int, torch.Tensor] = {}  # by where their memory is; kept, so that it stays theirs
 
     def cross(self, name: str, way: str, waits: bool) -> None:
         self.crossings.append(Crossing(name, way, waits, threading.current_thread().name))
+
+    def log(self, what: str, number: int) -> None:
+        self.logged.append((threading.current_thread().name, what, number))
 
     def pin(self, x: torch.Tensor) -> torch.Tensor:
         with torch._C.DisableTorchFunction():
@@ -175,6 +183,7 @@ class PretendGpu(TorchFunctionMode):
             _check_together(name, args, kwargs)
         if name == "copy_" and _HERE.stream is not None and there[0] and not there[-1]:
             _HERE.stream.order(partial(func, *args, **kwargs))
+            self.log("copy", _HERE.stream.num_ordered)
             return args[0].fill_(math.nan)
         out = func(*args, **kwargs)
         goes = _goes(name, asked, args, there)
@@ -279,4 +288,4 @@ class PretendGpuOf(PretendGpu):
     def __init__(self, other: PretendGpu) -> None:
         super().__init__()
         self.made, self.room = other.made, other.room
-        self.crossings, self._pinned = other.crossings, other._pinned
+        self.crossings, self.logged, self._pinned = other.crossings, other.logged, other._pinned

@@ -50,5 +50,9 @@ class DeviceArrays:
 
 def integers(values: Sequence[int], device: torch.device) -> Tensor:
     """[len(values)], int64."""
-    on_host = torch.tensor(values, dtype=torch.long)
-    return on_host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else on_host
+    return brought(torch.tensor(values, dtype=torch.long), device)
+
+
+def brought(on_host: Tensor, device: torch.device) -> Tensor:
+    """The same numbers there."""
+    return on_host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else on_host.to(device)
