@@ -1,10 +1,9 @@
-"""No step waits for the device but for what its passes tell: once each, when there is something to be told."""
+"""A step waits for the device only where its passes tell what was drawn: once each, if anything was."""
 
 from __future__ import annotations
 
-import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,15 +11,12 @@ import pytest
 import torch
 
 from shared.engine import Engine, EngineConfig, wrap_model
-from shared.generation.asked import Beams, GenerateRequest
-from shared.generation.modes import Recompute, ReuseMode
-from shared.generation.told import DoneEvent, Event
+from shared.generation.modes import GoesBy, Recompute, ReuseMode
 from tests.engine_runs import Prompts
 from tests.lora_adapters import random_adapter
-from tests.oracles import tiny_model
-from tests.pretend_gpu import Crossing, PretendGpu, pretend_gpu
-
-SAMPLED = {"temperature": 0.8, "top_p": 0.9, "top_k": 40}
+from tests.oracles import ORACLES, tiny_model
+from tests.pretend_gpu import PretendGpu, pretend_gpu
+from tests.step_waits import requests_of, waits_of_steps
 
 
 @pytest.fixture
@@ -37,40 +33,6 @@ def engine_there(**settings: Any) -> Engine:
     return Engine(model, config, adapters=adapters)
 
 
-def waits_of_steps(
-    gpu: PretendGpu, engine: Engine, requests: Sequence[GenerateRequest]
-) -> list[tuple[int, list[Crossing]]]:
-    """Of every step: how many passes it had, and what the engine's thread waited for."""
-    events: list[list[Event]] = [[] for _ in requests]
-    for request, of_request in zip(requests, events, strict=True):
-        engine.submit(request, of_request.append)
-    passes, run = [0], engine._steps.passes.run
-
-    def counted(*args: Any) -> Any:
-        passes[0] += 1
-        return run(*args)
-
-    engine._steps.passes.run = counted  # type: ignore[method-assign]
-    found, ours = [], threading.current_thread().name
-    while not all(of_request and isinstance(of_request[-1], DoneEvent) for of_request in events):
-        passes[0], before = 0, len(gpu.crossings)
-        engine.step()
-        found.append((passes[0], [c for c in gpu.crossings[before:] if c.thread == ours and c.waits]))
-        assert len(found) < 500
-    engine.shut_down()
-    return found
-
-
-def requests_of(engine: Engine) -> list[GenerateRequest]:
-    """Greedy and by chance, several samples, beams: all that a step may have rows of."""
-    prompts = Prompts(engine, seed=1)
-    return [
-        prompts.request(7, (20, 33), (9, 5), max_tokens=6),
-        prompts.request(7, (20,), (4,), max_tokens=5, n=3, seed=2, watch_ids=(5, 9), **SAMPLED),
-        replace(prompts.request(7, (12, 20), (6,), max_tokens=4), beams=Beams(3)),
-    ]
-
-
 @pytest.mark.parametrize("settings", [{}, {"max_step_tokens": 16}, {"speculation": 4}], ids=str)
 def test_a_pass_waits_once_for_all_that_is_drawn(gpu: PretendGpu, settings: dict[str, Any]) -> None:
     engine = engine_there(**settings)
@@ -81,14 +43,14 @@ def test_a_pass_waits_once_for_all_that_is_drawn(gpu: PretendGpu, settings: dict
         assert len(waits) <= num_passes
 
 
-@pytest.mark.parametrize(
-    "mode", [m for m in ReuseMode if not m.deferred and m.row.goes_by.name != "AUXILIARY"], ids=lambda m: m.value
-)
+@pytest.mark.parametrize("mode", [mode for mode in ReuseMode if mode.value in ORACLES], ids=lambda m: m.value)
 def test_of_the_modes_only_those_that_choose_by_what_they_see_wait_for_that(
     gpu: PretendGpu, mode: ReuseMode
 ) -> None:
     engine = engine_there()
     recompute = Recompute(tokens=(1, 5, 30)) if mode is ReuseMode.TOKENS else Recompute()
+    if mode.row.goes_by is GoesBy.RATIO:
+        recompute = Recompute(ratio=0.4)
     request = Prompts(engine, seed=2).request(7, (20, 33), (9, 5), mode, recompute=recompute, max_tokens=4)
     names = [one.name for _, waits in waits_of_steps(gpu, engine, [request]) for one in waits]
     choose = {ReuseMode.CACHEBLEND: engine.model.spec.num_layers, ReuseMode.QUERY_ATTENTION: 2}
@@ -98,7 +60,7 @@ def test_of_the_modes_only_those_that_choose_by_what_they_see_wait_for_that(
 
 
 def test_rows_with_adapters_wait_for_nothing_else(gpu: PretendGpu) -> None:
-    stock = wrap_model(tiny_model("qwen2"))
+    stock = tiny_model("qwen2")
     engine = engine_there(adapters=[random_adapter(stock, "one"), random_adapter(stock, "two", seed=1)])
     prompts = Prompts(engine, seed=3)
     requests = [
