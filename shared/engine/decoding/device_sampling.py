@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.engine.decoding.draws import Draw, Outcome, Sampled, Wanted
+from shared.engine.decoding.draws import Draw, RowOutcome, Sampled, Wanted
 from shared.engine.device_arrays import DeviceArrays
 
 BLOCK_LEN = 512
@@ -30,7 +30,7 @@ _STEP, _MIX_1, _MIX_2 = (
 _LOW = (1 << 32) - 1
 
 
-def outcomes_on_device(logits_BV: Tensor, wanted: Sequence[Wanted]) -> list[Outcome]:
+def outcomes_on_device(logits_BV: Tensor, wanted: Sequence[Wanted]) -> list[RowOutcome]:
     """See ``sampling.outcomes``."""
     draws = [draw for one in wanted for draw in one.draws]
     num_ranked = min(max((one.most_ranked for one in wanted), default=0), logits_BV.shape[1])
@@ -57,7 +57,7 @@ def outcomes_on_device(logits_BV: Tensor, wanted: Sequence[Wanted]) -> list[Outc
 
 def _outcomes(
     told: NDArray[np.int32], wanted: Sequence[Wanted], watched_DW: NDArray[np.int64], num_ranked: int
-) -> list[Outcome]:
+) -> list[RowOutcome]:
     """Takes apart what came back."""
     num_draws, num_watched = watched_DW.shape
     sizes = (num_draws, num_draws, watched_DW.size, len(wanted) * num_ranked)
@@ -84,7 +84,7 @@ def _outcomes(
         for token, logprob, watched, (b, p) in of_draws
     )
     return [
-        Outcome(tuple(islice(sampled, len(one.draws))), best[: one.num_ranked])
+        RowOutcome(tuple(islice(sampled, len(one.draws))), best[: one.num_ranked])
         for one, best in zip(wanted, ranked_B, strict=True)
     ]
 

@@ -53,7 +53,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RowOutcome:
     """What came of ``Wanted``: as many of each."""
 
     sampled: tuple[Sampled, ...] = ()

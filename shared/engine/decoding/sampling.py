@@ -28,12 +28,12 @@ from shared.engine.decoding.device_sampling import (
     block_weights,
     outcomes_on_device,
 )
-from shared.engine.decoding.draws import Draw, Outcome, Ranked, Sampled, Wanted
+from shared.engine.decoding.draws import Draw, Ranked, RowOutcome, Sampled, Wanted
 
 _FEW = 1024  # tokens that mostly hold top_p
 
 
-def outcomes(logits_BV: Tensor, wanted: Sequence[Wanted]) -> list[Outcome]:
+def outcomes(logits_BV: Tensor, wanted: Sequence[Wanted]) -> list[RowOutcome]:
     """``logits_BV``: raw logits in float32, a row for each that something is wanted of. On a GPU all is
     worked out there, and waited for once.
 
@@ -52,7 +52,7 @@ def outcomes(logits_BV: Tensor, wanted: Sequence[Wanted]) -> list[Outcome]:
         for b, draw, token, logprob in zip(rows, draws, chosen, logprobs, strict=True)
     )
     return [
-        Outcome(tuple(islice(sampled, len(one.draws))), best[: one.num_ranked])
+        RowOutcome(tuple(islice(sampled, len(one.draws))), best[: one.num_ranked])
         for one, best in zip(wanted, ranked, strict=True)
     ]
 

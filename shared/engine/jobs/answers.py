@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from shared.engine.decoding.beams import BeamSearch, Continuation, Hypothesis
 from shared.engine.decoding.choice import Thought, choose
 from shared.engine.decoding.drafting import Drafter
-from shared.engine.decoding.draws import Draw, Outcome, Ranked, Sampled, Wanted
+from shared.engine.decoding.draws import Draw, Ranked, RowOutcome, Sampled, Wanted
 from shared.engine.decoding.forest import plant, plant_on
 from shared.engine.decoding.text import Growth, TextStream
 from shared.engine.decoding.tree import compact
@@ -131,7 +131,7 @@ class GenerateJob(ContextJob):
         params = self.request.sampling
         return BeamSearch(beams, params.limit, self.host.eos_ids(params), params.top_logprobs)
 
-    def _answer(self, index: int, parent: Branch, outcome: Outcome) -> None:
+    def _answer(self, index: int, parent: Branch, outcome: RowOutcome) -> None:
         """The question's last token was just computed: answers are branches on it."""
         params, beams = self.request.sampling, self.request.beams
         self.clock.tick_first_token(index)

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from shared.engine.admission import check_stop
-from shared.engine.decoding.draws import Outcome
+from shared.engine.decoding.draws import RowOutcome
 from shared.engine.decoding.forest import placed_context
 from shared.engine.decoding.nodes import ForestNode, ForestNodes
 from shared.engine.decoding.sampling import outcomes
@@ -188,7 +188,7 @@ class ForestJob(ContextJob):
 
     # --- growth --------------------------------------------------------------------------------------------
 
-    def _grow(self, node: ForestNode, outcome: Outcome | None = None) -> None:
+    def _grow(self, node: ForestNode, outcome: RowOutcome | None = None) -> None:
         """The next token, if one is wanted and can be known. ``outcome``: it was drawn already."""
         growth = node.growth
         if growth is None or node.logits_V is None:

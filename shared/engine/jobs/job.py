@@ -12,7 +12,7 @@ import torch
 
 from shared.engine.attention import Backend
 from shared.engine.decoding.drafting import DraftCounts, Drafter
-from shared.engine.decoding.draws import Outcome, Wanted
+from shared.engine.decoding.draws import RowOutcome, Wanted
 from shared.engine.kv.arrival import Patience
 from shared.engine.kv.branch import Branch
 from shared.engine.kv.chunk_reads import Loaded
@@ -34,7 +34,7 @@ class Computed:
     ``outcome``: what came of what was wanted of them."""
 
     logits_V: torch.Tensor | None = None
-    outcome: Outcome = field(default_factory=Outcome)
+    outcome: RowOutcome = field(default_factory=RowOutcome)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import torch
 
 from shared.engine.attention import Lane, StepPlan
 from shared.engine.backends import backend_for
-from shared.engine.decoding.draws import Outcome, Wanted
+from shared.engine.decoding.draws import RowOutcome, Wanted
 from shared.engine.decoding.sampling import outcomes
 from shared.engine.device_arrays import integers
 from shared.engine.jobs.job import BranchWork, Computed
@@ -107,7 +107,7 @@ def _continued(logits_BV: torch.Tensor, slices: Sequence[Slice[BranchWork]]) -> 
     if len(asked) < len(wanted):
         rows_BV = logits_BV[integers(asked, logits_BV.device)]
     found = dict(zip(asked, outcomes(rows_BV, [wanted[b] for b in asked]), strict=True)) if asked else {}
-    computed = (Computed(logits_BV[b], found.get(b, Outcome())) for b in range(len(wanted)))
+    computed = (Computed(logits_BV[b], found.get(b, RowOutcome())) for b in range(len(wanted)))
     return [(piece, list(islice(computed, 1 + len(piece.draft)))) for piece in slices]
 
 
