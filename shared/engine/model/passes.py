@@ -25,6 +25,7 @@ from shared.engine.model.pass_graphs import (
 )
 from shared.engine.scheduler import Slice
 from shared.engine_config import EngineConfig
+from shared.errors import ConfigError
 
 Ended = tuple[Slice[BranchWork], list[Computed]]
 """A slice whose work has nothing pending any more, and what came of its last token and of each of its
@@ -36,7 +37,13 @@ class PassRunner:
 
     def __init__(self, model: LoadedModel, config: EngineConfig, record: Record | None = None) -> None:
         """``record``: of passes (``PassGraphs``); None: where there is a GPU, as CUDA graphs, if so
-        configured."""
+        configured.
+
+        Raises:
+            ConfigError: the model has other weights, or its device or processor is not one for the backend.
+        """
+        if config.weights == "int8" and model.weights != "int8":
+            raise ConfigError("engine.weights: int8, but the model was loaded with exact weights")
         self._model = model
         self._backend = backend_for(config, model.spec)
         if config.compile:
