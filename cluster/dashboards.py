@@ -102,6 +102,8 @@ ENGINE = (
     Panel("Prefill", "s", _quantiles("kvquilt_request_prefill_time_seconds")),
     Panel("Decode", "s", _quantiles("kvquilt_request_decode_time_seconds")),
     Panel("Loading of KV", "s", _quantiles("kvquilt_load_seconds")),
+    Panel("Loading of KV by tier", "s", _quantiles("kvquilt_tier_load_seconds", "tier")),
+    Panel("KV loaded by tier", "Bps", _rate("kvquilt_loaded_bytes_total", "tier")),
     Panel("Selection of tokens", "s", _quantiles("kvquilt_select_seconds")),
     Panel("Prompt tokens by source", "short", _rate("kvquilt_prompt_tokens_by_source_total", "source")),
     Panel(

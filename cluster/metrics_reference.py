@@ -18,7 +18,7 @@ curl http://127.0.0.1:8000/metrics
 
 | where | what it shows | who may look |
 | --- | --- | --- |
-| `/metrics` of the gateway's HTTP port | all processes of the machine that the answering gateway runs on | whoever may use that port |
+| `/metrics` of the gateway's HTTP port | all processes of the machine that the answering gateway runs on | administrators; without keys, whoever may use that port |
 | `/metrics` of `metrics.port`, if that is set | all processes of the machine | whoever reaches it: it asks nobody who he is, and listens on 127.0.0.1 unless `metrics.host` says otherwise |
 
 On one machine the first is everything. On a cluster scrape every pod: `monitoring.enabled` of the chart opens the port for Prometheus alone

@@ -28,13 +28,25 @@ class NodeStats:
 
 
 @dataclass(frozen=True, slots=True)
+class PrincipalStats:
+    """``num_bytes`` of the distinct chunks of the documents that it stored; ``limit_bytes`` 0: no limit."""
+
+    principal: str
+    num_documents: int
+    num_bytes: int
+    limit_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TenantStats:
-    """``num_bytes`` of the distinct chunks that its documents refer to; ``quota_bytes`` 0: no limit."""
+    """``num_bytes`` of the distinct chunks that its documents refer to; ``quota_bytes`` 0: no limit.
+    ``principals``: whoever stored some of them, by name; of what earlier versions stored nobody knows."""
 
     tenant: str
     num_documents: int
     num_bytes: int
     quota_bytes: int = 0
+    principals: tuple[PrincipalStats, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -374,6 +374,18 @@ def context(
     return RequestContext.create("r", tenant, deadline_ms, principal=None if groups is None else writer)
 
 
+LONG = " ".join(f"Sentence number {i} has some words in it." for i in range(12))
+
+
+CHAPTERS = {
+    name: f"# {name}\n\n{' '.join(f'{name}{i}' for i in range(45))}" for name in ("One", "Two", "Three")
+}
+
+
+def book(**chapters: str) -> SourceDocument:
+    return SourceDocument("book.md", "\n\n".join((CHAPTERS | chapters).values()).encode())
+
+
 def text(document_id: str, content: str, **metadata: str) -> SourceDocument:
     return SourceDocument(document_id, content.encode(), metadata=metadata)
 

@@ -41,17 +41,20 @@ def store() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
 @click.pass_obj
 def stats(session: Session, as_json: bool) -> None:
-    """Show what every tier of every node holds, to the byte, what each tenant's documents keep, and how the
-    documents of your collections were made.
+    """Show what every tier of every node holds, to the byte, what the documents of each tenant, and of each
+    principal that stored some of them, keep and may keep, and how the documents of your collections were
+    made.
 
     Tiers: memory and disk (copies; the disk is the truth where there is no object store), pending (durable on
-    that node, not yet in the object store), objects (the object store). A tenant's bytes are those of the
-    distinct chunks of its documents.
+    that node, not yet in the object store), objects (the object store). The bytes of a tenant, and of a
+    principal, are those of the distinct chunks of its documents. Documents that your key may not read are
+    left out.
     """
     from cluster.cli.remote import store_client
     from cluster.cli.store_console import (
         collections_table,
         counters_table,
+        principals_table,
         stats_json,
         tenants_table,
         tiers_table,
@@ -67,6 +70,7 @@ def stats(session: Session, as_json: bool) -> None:
     for table in (
         tiers_table(found),
         tenants_table(found),
+        principals_table(found),
         collections_table(counts),
         counters_table(found),
     ):

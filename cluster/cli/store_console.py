@@ -35,6 +35,15 @@ def tenants_table(stats: StoreStats) -> Table:
     return table
 
 
+def principals_table(stats: StoreStats) -> Table:
+    table = _table("tenant", "principal", ">documents", ">bytes", ">limit")
+    for tenant in stats.tenants:
+        for one in tenant.principals:
+            counts = f"{one.num_documents:,}", f"{one.num_bytes:,}", _limit(one.limit_bytes)
+            table.add_row(tenant.tenant, one.principal, *counts)
+    return table
+
+
 def collections_table(counts: Sequence[AlikeDocuments]) -> Table:
     """A collection with several lines mixes documents that were made differently."""
     table = _table("collection", ">documents", "kv_context", "model")

@@ -75,6 +75,10 @@ class Followed:
             metrics.observe(table.RECOMPUTE_SHARE, usage.selected_tokens / self._context, mode=mode)
         if usage.isolated_tokens:
             metrics.add(table.ISOLATED_TOKENS, usage.isolated_tokens)
+        for load in done.loads:
+            metrics.observe(table.TIER_LOAD_SECONDS, load.load_s, tier=load.tier)
+            metrics.add(table.LOADED_CHUNKS, load.num_chunks, tier=load.tier)
+            metrics.add(table.LOADED_BYTES, load.num_bytes, tier=load.tier)
         if not self._grows:
             self._time(usage, done.timings)
 

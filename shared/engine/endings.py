@@ -33,7 +33,8 @@ class Endings:
     def finish(self, job: Job) -> None:
         self._forget(job)
         now = time.monotonic()
-        job.emit(DoneEvent(job.usage(), job.clock.timings(now), stages=stages_of(job, now)))
+        stages, loads = stages_of(job, now), job.clock.loads()
+        job.emit(DoneEvent(job.usage(), job.clock.timings(now), stages=stages, loads=loads))
 
     def fail(self, job: Job, error: KvquiltError) -> None:
         self._forget(job)

@@ -239,14 +239,27 @@ class StageTime:
 
 
 @dataclass(frozen=True, slots=True)
+class TierLoad:
+    """Chunks that a request loaded from one tier of the store; ``load_s``: seconds from the first one's
+    beginning to the last one's end."""
+
+    tier: str
+    load_s: float
+    num_chunks: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class DoneEvent:
     """The request is complete. No event follows. ``chunk_ids``: of its chunks, in order; the service adds
-    them. ``stages``: of a request that is traced, for callers in the engine's process alone."""
+    them. For callers in the engine's process alone ``stages``, of a request that is traced, and ``loads``, of
+    each tier that it loaded chunks from."""
 
     usage: Usage
     timings: Timings
     chunk_ids: tuple[str, ...] = ()
     stages: tuple[StageTime, ...] = ()
+    loads: tuple[TierLoad, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,6 +290,16 @@ LOAD_SECONDS = histogram(
     _GENERATOR,
     _SHORT,
 )
+TIER_LOAD_SECONDS = histogram(
+    "tier_load_seconds",
+    "seconds",
+    "From the first chunk that a request loaded from a tier (memory, disk, objects, peer) to the last.",
+    _GENERATOR,
+    _SHORT,
+    ("tier",),
+)
+LOADED_CHUNKS = counter("loaded_chunks", "chunks", "Chunks that requests loaded.", _GENERATOR, ("tier",))
+LOADED_BYTES = counter("loaded_bytes", "bytes", "Size of their KV in the engine.", _GENERATOR, ("tier",))
 SELECT_SECONDS = histogram(
     "select_seconds", "seconds", "Until the selector had chosen what to compute anew.", _GENERATOR, _SHORT
 )

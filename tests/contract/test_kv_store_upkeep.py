@@ -12,9 +12,10 @@ import pytest
 from services.kv_store.node.agent import Agent
 from services.kv_store.tiers.chunk_names import blob_of
 from shared.errors import FailedPrecondition, InvalidRequest, NotFound
-from shared.kv_reports import CollectedGarbage, DamagedCopy, TenantStats, VerifyProgress
+from shared.kv_reports import CollectedGarbage, DamagedCopy, PrincipalStats, TenantStats, VerifyProgress
 from shared.kv_stores import NodeAgent
 from shared.kv_types import Manifest, ManifestChunk, PinnedDocuments
+from shared.principals.principal import OPERATOR
 from shared.request import RequestContext
 from tests.dict_blobs import DictBlobs
 from tests.kv_chunks import chunk_bytes, chunk_id_of, origin_of
@@ -285,7 +286,11 @@ async def test_statistics_count_distinct_chunks_per_tenant_and_every_copy_per_ti
     await world.document("2", B)
     await world.document("x", C, tenant="beta")
     stats = await world.store.stats(CTX)
-    assert stats.tenants == (TenantStats("acme", 2, 2 * SIZE), TenantStats("beta", 1, SIZE))
+    acme, beta = (PrincipalStats(OPERATOR, *of) for of in ((2, 2 * SIZE), (1, SIZE)))
+    assert stats.tenants == (
+        TenantStats("acme", 2, 2 * SIZE, principals=(acme,)),
+        TenantStats("beta", 1, SIZE, principals=(beta,)),
+    )
     local = sum(t.num_bytes for n in stats.nodes for t in n.tiers)
     assert local == sum(p.stat().st_size for c in (A, B, C) for p in world.files(c))
     if world.objects is not None:

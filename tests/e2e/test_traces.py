@@ -16,6 +16,7 @@ from cluster.cli.trace_tree import SpanNode, trees_of
 from shared.tracing.kept import KeptSpan, kept_spans
 from tests.e2e.conftest import SECRET
 from tests.e2e.stack import Stack
+from tests.e2e.test_metrics import scraped, total
 
 pytestmark = pytest.mark.e2e
 
@@ -73,11 +74,15 @@ def parents(nodes: tuple[SpanNode, ...], above: str = "") -> Iterator[tuple[str,
 
 
 def test_every_stage_of_an_answer_is_in_its_trace(planted: Stack) -> None:
+    before = scraped(planted)
     found = ask(planted, "--trace", "--reuse", "cacheclip", "--recompute-ratio", "0.5")
     spans = [KeptSpan(**span) for span in found["spans"]]  # type: ignore[attr-defined]
     tree = dict(parents(trees_of(spans)))
     assert {name: tree.get(name, "missing") for name in ANSWERING} == ANSWERING
-    assert any(name.startswith("load ") for name in tree), tree
+    tiers = {name.removeprefix("load ") for name in tree if name.startswith("load ")}
+    assert tiers, tree
+    after, loaded = scraped(planted), "kvquilt_loaded_bytes_total"
+    assert all(total(after, loaded, tier=tier) > total(before, loaded, tier=tier) for tier in tiers)
     assert tree["open"].endswith("/Open")
     assert {span.trace_id for span in spans} == {found["trace_id"]}
     assert {span.service for span in spans} >= {

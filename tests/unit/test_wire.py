@@ -494,7 +494,12 @@ STORES = st.builds(
         )
     ),
     objects=st.none() | TIERS,
-    tenants=tuples(st.builds(kv_reports.TenantStats, TEXT, SEEDS, SEEDS, SEEDS)),
+    tenants=tuples(
+        st.builds(
+            *(kv_reports.TenantStats, TEXT, SEEDS, SEEDS, SEEDS),
+            tuples(st.builds(kv_reports.PrincipalStats, TEXT, SEEDS, SEEDS, SEEDS)),
+        )
+    ),
     num_unreachable=NUMBERS,
     objects_detail=TEXT,
 )

@@ -329,17 +329,31 @@ class NodeStats(_message.Message):
     counters: _containers.ScalarMap[str, int]
     def __init__(self, node_id: _Optional[str] = ..., home: _Optional[bool] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
+class PrincipalStats(_message.Message):
+    __slots__ = ("principal", "num_documents", "num_bytes", "limit_bytes")
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    principal: str
+    num_documents: int
+    num_bytes: int
+    limit_bytes: int
+    def __init__(self, principal: _Optional[str] = ..., num_documents: _Optional[int] = ..., num_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ...) -> None: ...
+
 class TenantStats(_message.Message):
-    __slots__ = ("tenant", "num_documents", "num_bytes", "quota_bytes")
+    __slots__ = ("tenant", "num_documents", "num_bytes", "quota_bytes", "principals")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     NUM_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPALS_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     num_documents: int
     num_bytes: int
     quota_bytes: int
-    def __init__(self, tenant: _Optional[str] = ..., num_documents: _Optional[int] = ..., num_bytes: _Optional[int] = ..., quota_bytes: _Optional[int] = ...) -> None: ...
+    principals: _containers.RepeatedCompositeFieldContainer[PrincipalStats]
+    def __init__(self, tenant: _Optional[str] = ..., num_documents: _Optional[int] = ..., num_bytes: _Optional[int] = ..., quota_bytes: _Optional[int] = ..., principals: _Optional[_Iterable[_Union[PrincipalStats, _Mapping]]] = ...) -> None: ...
 
 class StatsResponse(_message.Message):
     __slots__ = ("nodes", "objects", "tenants", "num_unreachable", "objects_detail")

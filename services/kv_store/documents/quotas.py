@@ -7,14 +7,14 @@ Sums are never stored: they follow from the manifests.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from services.kv_store.documents.catalog import Document
 from shared.admission.settings import PrincipalLimits
 from shared.errors import StorageFull
-from shared.kv_reports import TenantStats
+from shared.kv_reports import PrincipalStats, TenantStats
 from shared.kv_types import ChunkStat, Manifest
 from shared.principals.principal import Principal
 
@@ -100,17 +100,30 @@ class TenantUsage:
         """Of distinct chunks. One that is nowhere has none."""
         return sum(self._sizes.get(c, 0) for c in chunk_ids)
 
-    def tenants(self, documents: Iterable[Document], quotas: QuotaConfig) -> tuple[TenantStats, ...]:
-        """Every tenant that has documents or a quota of its own."""
-        counts: Counter[str] = Counter()
-        chunks: defaultdict[str, set[str]] = defaultdict(set)
+    def tenants(self, documents: Iterable[Document], quotas: Quotas) -> tuple[TenantStats, ...]:
+        """Every tenant that has documents or a quota of its own, with its principals that have documents."""
+        own: defaultdict[str, list[Document]] = defaultdict(list)
         for document in documents:
-            counts[document.tenant] += 1
-            chunks[document.tenant].update(document.chunk_ids)
+            own[document.tenant].append(document)
         return tuple(
-            TenantStats(t, counts[t], self.bytes_of(chunks[t]), quotas.of(t))
-            for t in sorted(counts.keys() | quotas.tenants.keys())
+            TenantStats(t, *self._kept(own[t]), quotas.tenants.of(t), self._principals(t, own[t], quotas))
+            for t in sorted(own.keys() | quotas.tenants.tenants.keys())
         )
+
+    def _principals(
+        self, tenant: str, documents: Iterable[Document], quotas: Quotas
+    ) -> tuple[PrincipalStats, ...]:
+        stored: defaultdict[str, list[Document]] = defaultdict(list)
+        for document in documents:
+            stored[document.stored_by].append(document)
+        return tuple(
+            PrincipalStats(name, *self._kept(stored[name]), quotas.of_principal(tenant, name))
+            for name in sorted(stored.keys() - {""})
+        )
+
+    def _kept(self, documents: Collection[Document]) -> tuple[int, int]:
+        """How many they are, and their bytes."""
+        return len(documents), self.bytes_of({c for d in documents for c in d.chunk_ids})
 
 
 def storer_of(known: Document | None, new: Manifest, who: Principal) -> str:

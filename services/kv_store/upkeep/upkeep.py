@@ -242,9 +242,7 @@ class Upkeep:
         except KvquiltError as error:
             log.warning("what tenants have is told by older sizes: %s", error.detail)
         self._usage.forget_all_but(referenced)
-        return self._usage.tenants(
-            [d for d in documents if d.readable_by(ctx.principal)], self._quotas.tenants
-        )
+        return self._usage.tenants([d for d in documents if d.readable_by(ctx.principal)], self._quotas)
 
     def _readable(self, ctx: RequestContext, pin: Pin) -> list[Document]:
         """Of what ``pin`` means the documents that the caller may read."""

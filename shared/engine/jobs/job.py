@@ -20,7 +20,7 @@ from shared.engine.kv.residency import Entry
 from shared.engine.model.adapting import AdapterWeights
 from shared.engine.model.model import LoadedModel
 from shared.generation.asked import GenerateRequest, PrefillRequest
-from shared.generation.told import Event, Timings, Usage
+from shared.generation.told import Event, TierLoad, Timings, Usage
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +133,12 @@ class JobTimes:
         self.first_token = self.first_token or self.last_first_token
         if question is not None:
             self.questions[question] = AnswerTimes(self.last_first_token)
+
+    def loads(self) -> tuple[TierLoad, ...]:
+        return tuple(
+            TierLoad(tier, times.ended - times.began, times.num_chunks, times.num_bytes)
+            for tier, times in self.tiers.items()
+        )
 
     def timings(self, now: float) -> Timings:
         select_wait_s = self.decided - self.resident if self.resident else 0.0

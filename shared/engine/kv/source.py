@@ -41,8 +41,8 @@ class StoredSegment(Protocol):
 
     @property
     def tier(self) -> str:
-        """Where it is read from, for traces: ``memory``, ``disk``, ``objects`` or ``peer``; empty: somewhere
-        else."""
+        """Where it is read from, for traces and metrics: ``memory``, ``disk``, ``objects`` or ``peer``;
+        empty: somewhere else."""
         ...
 
     def read_layer(self, layer: int, k_out_HTD: Tensor, v_out_HTD: Tensor) -> None:

@@ -20,6 +20,7 @@ from cluster.cli.store_console import (
     collections_table,
     counters_table,
     damage_lines,
+    principals_table,
     stats_json,
     tenants_table,
     tiers_table,
@@ -30,6 +31,7 @@ from shared.kv_reports import (
     DamagedCopy,
     DamagedRecord,
     NodeStats,
+    PrincipalStats,
     StoreStats,
     TenantStats,
     TierStats,
@@ -48,7 +50,10 @@ STATS = StoreStats(
         NodeStats("n2", False, (TierStats("disk", 3, 33),), {"opens": 4}),
     ),
     objects=TierStats("objects", 4, 44),
-    tenants=(TenantStats("acme", 2, 40, 100), TenantStats("beta", 1, 4)),
+    tenants=(
+        TenantStats("acme", 2, 40, 100, (PrincipalStats("key/anna", 1, 1024, 2048),)),
+        TenantStats("beta", 1, 4),
+    ),
 )
 
 
@@ -119,11 +124,13 @@ def test_an_object_store_that_does_not_answer_has_its_line_all_the_same() -> Non
 
 def test_statistics_are_shown_to_the_byte_and_as_json() -> None:
     screen, out = console()
-    for table in (tiers_table(STATS), tenants_table(STATS), counters_table(STATS)):
+    for table in (tiers_table(STATS), tenants_table(STATS), principals_table(STATS), counters_table(STATS)):
         screen.print(table)
     for part in ("1,234,567", "1,000,000,000", "objects", "acme", "n1 (home)"):
         assert part in out.getvalue()
-    assert ["opens", "7"] in [line.split() for line in out.getvalue().splitlines()]
+    lines = [line.split() for line in out.getvalue().splitlines()]
+    assert ["opens", "7"] in lines
+    assert ["acme", "key/anna", "1", "1,024", "2,048"] in lines
     parsed = json.loads(stats_json(STATS, ()))
     assert parsed["nodes"][0]["tiers"][0] == {
         "tier": "memory",
@@ -132,7 +139,10 @@ def test_statistics_are_shown_to_the_byte_and_as_json() -> None:
         "capacity_bytes": 0,
         "pinned_bytes": 5,
     }
-    assert parsed["tenants"][1] == {"tenant": "beta", "num_documents": 1, "num_bytes": 4, "quota_bytes": 0}
+    acme, beta = parsed["tenants"]
+    assert beta == {"tenant": "beta", "num_documents": 1, "num_bytes": 4, "quota_bytes": 0, "principals": []}
+    anna = {"principal": "key/anna", "num_documents": 1, "num_bytes": 1024, "limit_bytes": 2048}
+    assert acme["principals"] == [anna]
 
 
 def test_collections_are_shown_by_how_their_documents_were_made() -> None:

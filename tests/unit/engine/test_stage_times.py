@@ -63,6 +63,20 @@ def test_an_answer_over_stored_chunks_is_loaded_stitched_and_decoded() -> None:
     ]
 
 
+def test_an_answer_tells_what_it_loaded_of_each_tier_traced_or_not() -> None:
+    engine = engine_of(source=Shelf(), resident_bytes=1)
+    request = Prompts(engine).request(7, (20, 1, 33))
+    run(engine, PrefillRequest("prefill", request.prefix_ids, request.chunks))
+    (one,) = run(engine, request)
+    (load,) = one.done.loads
+    num_bytes = sum(len(c.token_ids) for c in request.chunks) * engine.model.spec.kv_bytes_per_token
+    assert (load.tier, load.num_chunks, load.num_bytes) == ("shelf", 3, num_bytes)
+    assert load.load_s > 0
+    full = Prompts(engine).request(8, (20,), reuse=ReuseMode.FULL)
+    (without,) = run(engine, replace(full, request_id="full"))
+    assert without.done.loads == ()
+
+
 def test_what_is_computed_anew_is_a_part_of_the_prefill() -> None:
     engine = engine_of()
     request = Prompts(engine).request(7, (20, 33), (9, 4), ReuseMode.TOKENS, Recompute(tokens=(1, 2, 30)))

@@ -15,6 +15,7 @@ from shared.generation.told import (
     DoneEvent,
     FinishReason,
     GrownEvent,
+    TierLoad,
     Timings,
     TokenEvent,
     Usage,
@@ -82,6 +83,21 @@ def test_a_whole_answer_with_two_samples() -> None:
     assert told["kvquilt_select_wait_seconds_sum"] == 0.01
     assert told["kvquilt_requests_total{mode=cacheclip}"] == 1
     assert told["kvquilt_recompute_ratio_sum{mode=cacheclip}"] == pytest.approx(0.2)
+
+
+def test_loads_are_told_by_tier() -> None:
+    metrics = Metrics()
+    loads = TierLoad("memory", 0.002, 3, 300), TierLoad("disk", 0.25, 1, 100)
+    for told in (loads, loads[1:]):
+        with following(metrics, CHUNKS) as followed:
+            followed.on(DoneEvent(USAGE, TIMINGS, loads=told))
+    told_by_tier = samples(metrics)
+    assert told_by_tier["kvquilt_tier_load_seconds_sum{tier=memory}"] == pytest.approx(0.002)
+    assert told_by_tier["kvquilt_tier_load_seconds_sum{tier=disk}"] == pytest.approx(0.5)
+    assert told_by_tier["kvquilt_tier_load_seconds_count{tier=disk}"] == 2
+    assert told_by_tier["kvquilt_loaded_chunks_total{tier=memory}"] == 3
+    assert told_by_tier["kvquilt_loaded_bytes_total{tier=memory}"] == 300
+    assert told_by_tier["kvquilt_loaded_bytes_total{tier=disk}"] == 200
 
 
 def test_prompts_tokens_add_up_over_where_they_came_from() -> None:

@@ -14,7 +14,7 @@ from services.kv_store.documents.quotas import (
 )
 from shared.admission.settings import OwnAllowance, PrincipalLimits
 from shared.errors import StorageFull
-from shared.kv_reports import TenantStats
+from shared.kv_reports import PrincipalStats, TenantStats
 from shared.kv_types import ChunkStat, Manifest, ManifestChunk
 from shared.principals.principal import Principal
 
@@ -34,7 +34,7 @@ def test_usage_counts_each_chunk_once_per_tenant() -> None:
     assert usage.unknown(["a", "b"]) == ["a", "b"]
     usage.learn(stats(a=5, b=7, c=0))
     assert usage.unknown(["a", "b", "c"]) == ["c"]
-    told = usage.tenants(DOCUMENTS, QuotaConfig(0, {"acme": 100, "gamma": 9}))
+    told = usage.tenants(DOCUMENTS, Quotas(QuotaConfig(0, {"acme": 100, "gamma": 9})))
     assert told == (
         TenantStats("acme", 2, 12, 100),
         TenantStats("beta", 1, 5, 0),
@@ -110,6 +110,16 @@ def test_a_principals_documents_are_those_that_it_stored_for_this_tenant() -> No
     assert after_replacing(OWN, new("1", "z"), ANNA) == ({"a", "b"}, {"z"})
     assert after_replacing(OWN, new("2", "z"), ANNA) == ({"a", "b"}, {"a", "b", "z"}), "it was another's"
     assert after_replacing(OWN, new("9", "z"), "key/carl") == (set(), {"z"})
+
+
+def test_usage_tells_what_each_principal_stored_and_may_store() -> None:
+    usage = TenantUsage()
+    usage.learn(stats(a=5, b=7, c=11, d=13, e=17))
+    own = {"acme": OwnAllowance(stored_bytes=20), f"acme/{ANNA}": OwnAllowance(stored_bytes=10)}
+    again = Document("acme", "books", "4", ("a",), stored_by=ANNA)
+    acme, beta = usage.tenants([*OWN, again], Quotas(principals=PrincipalLimits(of=own)))
+    assert acme.principals == (PrincipalStats(ANNA, 2, 12, 10), PrincipalStats(BERT, 1, 18, 20))
+    assert beta.principals == (PrincipalStats(ANNA, 1, 17),)
 
 
 def test_a_document_is_whose_source_it_is_whoever_makes_it_anew() -> None:

@@ -92,6 +92,17 @@ async def test_lists_and_counts_are_of_what_one_may_read(store: ClusterStore) ->
     assert (await store.manifest_page(by(), "books", limit=1)).truncated
 
 
+async def test_who_stored_what_one_may_not_read_is_not_told(store: ClusterStore) -> None:
+    writer = Principal("key/hr-connector", "acme", frozenset([Role.WRITER]), frozenset("*"))
+    new = replace(SECRET, document_id="payroll")
+    await store.put_manifest(RequestContext.create(deadline_ms=36_000_000, principal=writer), new)
+    for ctx, names in ((by("staff"), ["operator"]), (by("hr"), ["key/hr-connector", "operator"])):
+        (tenant,) = (await store.stats(ctx)).tenants
+        assert [one.principal for one in tenant.principals] == names
+    (secret, _) = tenant.principals
+    assert (secret.num_documents, secret.num_bytes) == (1, len(chunk_bytes(A)))
+
+
 async def test_pins_of_documents_that_one_may_not_read_are_not_listed(store: ClusterStore) -> None:
     for document_id in ("secret", "open"):
         await store.pin(OPERATOR, "books", document_id)
