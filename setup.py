@@ -1,17 +1,24 @@
-"""What pyproject.toml cannot say: the engine's CPU kernels. Where they do not compile they are left out, and
-torch's serve."""
+"""What pyproject.toml cannot say: the engine's CPU kernels. Where they do not compile they are left out;
+torch attends in their place, and int8 weights are refused."""
 
 from setuptools import Extension, setup
 
+
+def kernels(name: str, source: str, header: str) -> Extension:
+    return Extension(
+        name,
+        [source],
+        depends=[header],
+        extra_compile_args=["-O3", "-fopenmp"],
+        extra_link_args=["-fopenmp"],
+        optional=True,
+    )
+
+
+BACKENDS, MODEL = "shared/engine/backends", "shared/engine/model"
 setup(
     ext_modules=[
-        Extension(
-            "shared.engine.backends._native",
-            ["shared/engine/backends/native.c"],
-            depends=["shared/engine/backends/native_kernels.h"],
-            extra_compile_args=["-O3", "-fopenmp"],
-            extra_link_args=["-fopenmp"],
-            optional=True,
-        )
+        kernels("shared.engine.backends._native", f"{BACKENDS}/native.c", f"{BACKENDS}/native_kernels.h"),
+        kernels("shared.engine.model._int8", f"{MODEL}/int8_kernels.c", f"{MODEL}/int8_singles.h"),
     ]
 )

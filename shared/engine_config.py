@@ -1,4 +1,5 @@
-"""The settings of an engine. Nothing here changes a result beyond rounding, of requests that name no adapter.
+"""The settings of an engine. Apart from ``weights``, nothing here changes a result beyond rounding, of
+requests that name no adapter.
 
 Apart from the engine's package, which brings torch along: whoever only reads settings does without.
 """
@@ -14,11 +15,16 @@ from shared.generation.orders import NO_ADAPTER
 
 GIB = 1 << 30
 
+Weights = Literal["exact", "int8"]
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """
     dtype: of weights and KV; ``auto`` takes the checkpoint's.
+    weights: of linear layers. ``exact`` takes the checkpoint's, in dtype. ``int8`` keeps one byte of each and
+        a scale per output, so that a CPU reads half as much in a step of few rows. Stored KV is then another
+        model's (another fingerprint). Not on a GPU, not with compile (docs/models.md).
     device: a torch device, ``cpu`` or ``cuda``.
     backend: of attention. ``auto`` is ``triton`` on a GPU and ``native`` (C kernels) on a CPU, where these
         work, else ``torch``; ``flash_attn`` (GPU, the extra gpu) suits offline prefill; ``reference`` is the
@@ -54,6 +60,7 @@ class EngineConfig:
     """
 
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    weights: Weights = "exact"
     device: str = "cpu"
     backend: Literal["auto", "native", "torch", "triton", "flash_attn", "reference"] = "auto"
     batch_invariant: bool = False
@@ -105,6 +112,10 @@ class EngineConfig:
                 )
         if self.compile and self.adapters:
             raise ValueError("compile: compiled layers know no adapters; leave out one")
+        if self.weights == "int8" and self.on_gpu:
+            raise ValueError("weights: int8 weights are for CPUs; set weights to exact, or device to cpu")
+        if self.weights == "int8" and self.compile:
+            raise ValueError("weights: compiled layers know no int8 weights; leave out one")
         if self.compile and self.batch_invariant:
             raise ValueError(
                 "compile: compiled sums may depend on the rows beside them; leave it out with batch_invariant"

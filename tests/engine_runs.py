@@ -87,8 +87,9 @@ def engine_of(family: str = "qwen2", *, hf_model: Any = None, **settings: Any) -
     given)."""
     source, decode = settings.pop("source", None), settings.pop("decode", None)
     extra: dict[str, Any] = {"decode": decode} | ({} if source is None else {"source": source})
+    weights = settings.get("weights", "exact")
     return Engine(
-        wrap_model(hf_model if hf_model is not None else tiny_model(family)),
+        wrap_model(hf_model if hf_model is not None else tiny_model(family), weights=weights),
         EngineConfig(**settings),
         **extra,
     )

@@ -195,6 +195,7 @@ def evaluate(
             stop=config.generator.stop,
             adapters=places,
             device=config.generator.engine.device,
+            weights=config.generator.engine.weights,
         ),
         order,
         wanted,

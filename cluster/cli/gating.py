@@ -245,6 +245,7 @@ class Gate:
             stop=config.generator.stop,
             adapter="" if serving.adapter == NO_ADAPTER else adapters[serving.adapter],
             device=config.generator.engine.device,
+            weights=config.generator.engine.weights,
         )
 
     def _kept(self, models: Models, questions: Questions, seed: int = 0) -> Path:

@@ -72,6 +72,7 @@ class EvalBench:
             dtype=models.dtype,
             device=models.device,
             packets=models.ingestion.prompt.packets,
+            weights=models.weights,
         )
         model.end_also_at(self.prompts.end_ids)
         spec = model.spec

@@ -22,7 +22,7 @@ from services.ingestion.config import IngestionConfig
 from shared.engine import Engine, EngineConfig, load_model
 from shared.engine.kv.encodings import EXACT
 from shared.engine.kv.source import NoSource
-from shared.engine_config import GIB
+from shared.engine_config import GIB, Weights
 from shared.errors import ConfigError
 from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.modes import Recompute, ReuseMode
@@ -47,7 +47,8 @@ class Models:
     ``likeness``: also how alike auxiliary and primary judge is measured, over chunks that are alone.
     ``encoding``: of the chunks' KV, as if it had been stored. ``stop``: texts that end an answer.
     ``adapter``: directory of the one that requests go with; empty: none. ``adapters``: directories of those
-    that some requests name, by name. ``device``: of torch, which the primary runs on."""
+    that some requests name, by name. ``device``: of torch, which the primary runs on. ``weights``: the
+    primary's, see ``EngineConfig``."""
 
     primary: str
     auxiliary: str
@@ -59,6 +60,7 @@ class Models:
     adapter: str = ""
     adapters: Mapping[str, str] = field(default_factory=dict)
     device: str = "cpu"
+    weights: Weights = "exact"
 
     @property
     def on_gpu(self) -> bool:
@@ -140,6 +142,7 @@ class EngineAnswers:
             dtype=models.dtype,
             device=models.device,
             packets=models.ingestion.prompt.packets,
+            weights=models.weights,
         )
         self.model.end_also_at(prompts.end_ids)
         many = EngineConfig(

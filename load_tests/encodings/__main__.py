@@ -39,6 +39,7 @@ from shared.engine.kv.branch import Branch, Placement
 from shared.engine.kv.encodings import EXACT
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import ComputedChunk, NoSource
+from shared.engine_config import Weights
 from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest, SamplingParams
 from shared.generation.modes import ReuseMode
 from shared.generation.told import TokenEvent
@@ -192,11 +193,11 @@ def compare(bench: EncodingBench, encodings: Iterable[str] = LOSSY) -> dict[str,
         ids = trial.question + answers[EXACT][i]
         exact_RV = bench.logits(EXACT, trial, ids)
         for encoding, free in answers.items():
-            agreements[encoding].append(_agreement(exact_RV, bench.logits(encoding, trial, ids), free[i]))
+            agreements[encoding].append(agreement_of(exact_RV, bench.logits(encoding, trial, ids), free[i]))
     return agreements
 
 
-def _agreement(exact_RV: torch.Tensor, ours_RV: torch.Tensor, tokens: Ids) -> EncodingAgreement:
+def agreement_of(exact_RV: torch.Tensor, ours_RV: torch.Tensor, tokens: Ids) -> EncodingAgreement:
     exact_log_RV, ours_log_RV = exact_RV.log_softmax(-1), ours_RV.log_softmax(-1)
     return EncodingAgreement(
         top1=tuple((exact_RV.argmax(-1) == ours_RV.argmax(-1)).tolist()),
@@ -241,14 +242,17 @@ def real_bytes(encoding: str) -> int:
 
 
 @contextmanager
-def bench_of(model_path: str, count: int | None = None) -> Iterator[EncodingBench]:
+def bench_of(
+    model_path: str, count: int | None = None, weights: Weights = "exact"
+) -> Iterator[EncodingBench]:
     """The first ``count`` shipped questions (None: all) with the model in a directory."""
     tokenizer = PromptTokenizer.of_model(model_path)
     if tokenizer is None:
         raise SystemExit(f"{model_path}: has no tokenizer")
     trials = shipped_trials(tokenizer, count)
     with TemporaryDirectory(prefix="kvquilt-encodings-") as directory:
-        yield EncodingBench(load_model(model_path), tokenizer.prefix_ids, trials, Path(directory))
+        model = load_model(model_path, weights=weights)
+        yield EncodingBench(model, tokenizer.prefix_ids, trials, Path(directory))
 
 
 def main() -> None:

@@ -7,7 +7,8 @@
 
 Times to first token: of transformers with nothing cached and with exactly this prefix cached; of the engine
 with the chunks' KV resident (in another order each time) and in files. Decoding: one question, and eight over
-one context. Sharing: many requests over mostly the same chunks. What ``batch_invariant`` costs, and sampling.
+one context. Sharing: many requests over mostly the same chunks. What ``batch_invariant`` and sampling cost,
+what int8 weights bring.
 Speculation, on against off: an answer that quotes its context, one that does not, and one that is misled.
 Prefilling documents as chains, each chunk behind those in front of it, against the same chunks alone: times,
 beside how much more there is to compute.
@@ -38,6 +39,7 @@ from load_tests.engine.compare import (
     compare_sampled,
     compare_sharing,
     compare_speculation,
+    compare_weights,
 )
 from load_tests.engine.gpu_report import run_gpu_report
 from load_tests.engine.sharing import Crowd
@@ -45,9 +47,11 @@ from shared.measuring.case import Case
 from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement
 
+_BOTH = ("compare", "disk", "sharing", "invariant", "sampled", "speculation", "chains")
+CPU_PARTS = (*_BOTH, "weights")
+GPU_PARTS = (*_BOTH, "branches", "batches")
 # the last two take long on a CPU, and are left out there unless asked for
-PARTS = ("compare", "disk", "sharing", "invariant", "sampled", "speculation", "chains", "branches", "batches")
-CPU_PARTS = PARTS[:-2]
+PARTS = (*CPU_PARTS, *GPU_PARTS[-2:])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,7 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _plan(args: argparse.Namespace) -> Measure:
-    args.parts = args.parts or (PARTS if args.device.startswith("cuda") else CPU_PARTS)
+    on_gpu = args.device.startswith("cuda")
+    args.parts = args.parts or (GPU_PARTS if on_gpu else CPU_PARTS)
+    if on_gpu and "weights" in args.parts:
+        raise ValueError("--parts: weights measures int8 weights, which are for CPUs; leave it out")
     more = {"decode": args.decode, "compile": args.compile}
     cases = [case_of(args, context, **more) for context in args.context or [4096]]
     shared = [case_of(args, context, question=16, **more) for context in args.shared]
@@ -78,6 +85,8 @@ def _measure(
         yield from compare_sharing(Crowd(crowded), rates, args.cold_runs)
     if "invariant" in args.parts:
         yield from compare_invariant(cases[0], runs)
+    if "weights" in args.parts:
+        yield from compare_weights(cases[0], rates, runs)
     if "sampled" in args.parts:
         yield compare_sampled(cases[0], runs)
     if "speculation" in args.parts:
@@ -111,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--parts",
         type=_parts,
-        help=f"some of {','.join(PARTS)} (default: {','.join(CPU_PARTS)}; with a GPU all)",
+        help=f"some of {','.join(PARTS)} (default: {','.join(CPU_PARTS)}; with a GPU {','.join(GPU_PARTS)})",
     )
     option(parser, "--branches", [1, 2, 4, 8, 16, 32], "of part branches", type=numbers)
     option(parser, "--shared", [1024, 8192, 32_768], "contexts of part branches", type=numbers)

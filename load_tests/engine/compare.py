@@ -123,6 +123,26 @@ def compare_invariant(case: Case, runs: Runs) -> Iterator[Measurement]:
     yield measured(name, rate, "token/s", better="higher", baseline=free_rate)
 
 
+def compare_weights(case: Case, rates: Rates, runs: Runs) -> Iterator[Measurement]:
+    """Int8 weights, against the engine with exact ones."""
+    say(f"int8 weights over {case.context} tokens")
+    with Worker(Ours, case) as exact, Worker(Ours, case, weights="int8") as int8:
+        baseline, values = in_turn(
+            (runs.warm, lambda: exact.call(Ours.stitched_s)), (runs.warm, lambda: int8.call(Ours.stitched_s))
+        )
+        yield measured(f"ttft_stitched_int8_{case.context}", values, "s", baseline=baseline)
+        for batch, part in ((1, "decode_1"), (8, "decode_8_shared"), (32, "decode_32_shared")):
+            baseline, values = in_turn(
+                (runs.decode, partial(exact.call, Ours.decode_rate, batch)),
+                (runs.decode, partial(int8.call, Ours.decode_rate, batch)),
+            )
+            limit, name = batch / case.step_limit_s(batch, rates, 1), f"{part}_int8_{case.context}"
+            yield measured(name, values, "token/s", better="higher", baseline=baseline, limit=limit)
+        num_bytes = [worker.call(Ours.packed_bytes) for worker in (int8, exact)]
+        name = f"packed_weight_bytes_int8_{case.context}"
+        yield measured(name, num_bytes[:1], "byte", baseline=num_bytes[1])
+
+
 def compare_batches(case: Case, batches: Sequence[int], rates: Rates, runs: Runs) -> Iterator[Measurement]:
     """TurboRAG's Table 4: first tokens of a batch, its KV resident and brought from host memory, against a
     full prefill."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from shared.engine.kv.segment import copy_layer
 from shared.engine.kv.source import NoSource, StoredSegment
 from shared.measuring.shapes import Shape
 
@@ -14,7 +15,7 @@ class HostKv(NoSource):
     """Has every chunk: the same numbers for all. Pinned for a GPU."""
 
     def __init__(self, shape: Shape, chunk_len: int, device: str = "cpu") -> None:
-        kv = torch.randn(2, shape.layers, shape.kv_heads, chunk_len, shape.head_dim).bfloat16()
+        kv = torch.randn(shape.layers, 2, shape.kv_heads, chunk_len, shape.head_dim).bfloat16()
         self._kv = kv if device == "cpu" else kv.pin_memory()
 
     def open(
@@ -28,12 +29,11 @@ class _HostSegment:
     tier = "memory"
 
     def __init__(self, kv: torch.Tensor) -> None:
-        self._k_LKTD, self._v_LKTD = kv
+        self._kv_L2KTD = kv
 
     def read_layer(self, layer: int, k_out_KTD: torch.Tensor, v_out_KTD: torch.Tensor) -> None:
-        num_tokens = k_out_KTD.shape[1]
-        k_out_KTD.copy_(self._k_LKTD[layer, :, :num_tokens], non_blocking=True)
-        v_out_KTD.copy_(self._v_LKTD[layer, :, :num_tokens], non_blocking=True)
+        k_KTD, v_KTD = self._kv_L2KTD[layer, :, :, : k_out_KTD.shape[1]]
+        copy_layer((k_KTD, v_KTD), (k_out_KTD, v_out_KTD))
 
     def close(self) -> None:
         pass

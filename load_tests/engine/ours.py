@@ -7,8 +7,9 @@ import random
 from typing import Any
 
 from load_tests.engine.ceilings import Ceiling, ceiling_of
+from shared.engine.model.int8 import int8_bytes
 from shared.engine.model.packing import packed_bytes
-from shared.engine_config import GIB
+from shared.engine_config import GIB, Weights
 from shared.generation.asked import Chunk
 from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.told import Timings
@@ -20,12 +21,19 @@ from shared.measuring.case import Case
 class Ours:
     """The engine, asked about the same chunks in another order each time."""
 
-    def __init__(self, case: Case, batch_invariant: bool = False, cuda_graphs: bool = True) -> None:
+    def __init__(
+        self,
+        case: Case,
+        batch_invariant: bool = False,
+        cuda_graphs: bool = True,
+        weights: Weights = "exact",
+    ) -> None:
         self._case = case
         self._engine = case.build_engine(
             batch_invariant=batch_invariant,
             compile=case.compile and not batch_invariant,
             cuda_graphs=cuda_graphs,
+            weights=weights,
             resident_bytes=64 * GIB,
         )
         self._chunks = [Chunk(ids_hash(ids), ids) for ids in case.chunks()]
@@ -55,8 +63,8 @@ class Ours:
         return self._engine.stats().resident_bytes
 
     def packed_bytes(self) -> int:
-        """Of weights arranged for the CPU's matrix units."""
-        return packed_bytes(self._engine.model.hf_model)
+        """Of weights arranged for the CPU's matrix units, or for the kernels of int8 ones."""
+        return packed_bytes(self._engine.model.hf_model) + int8_bytes(self._engine.model.hf_model)
 
     def _ask(self, num_questions: int, num_tokens: int, temperature: float = 0.0, **more: Any) -> Timings:
         number = next(self._names)

@@ -78,7 +78,7 @@ class ReadingBench:
         prompts = PromptTokenizer.of_model(model, prompt)
         if prompts is None:
             raise ConfigError(f"--model: {model} has no tokenizer; its questions are text")
-        loaded = load_model(model, dtype=config.dtype, device=config.device)
+        loaded = load_model(model, dtype=config.dtype, device=config.device, weights=config.weights)
         loaded.end_also_at(prompts.end_ids)
         self.prompts, self.fingerprint = prompts, loaded.fingerprint
         self.cutter = ArticleCutter(prompts, shape, ("", loaded.fingerprint, prompts.prefix_ids))

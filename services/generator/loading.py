@@ -45,6 +45,7 @@ def load_generator(
         dtype=config.engine.dtype,
         device=config.engine.device,
         packets=config.prompt.packets,
+        weights=config.engine.weights,
     )
     if tokenizer:
         model.end_also_at(tokenizer.end_ids)

@@ -28,11 +28,7 @@ class DeviceArrays:
         self._sizes = [array.nbytes for array in arrays]
         room = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in self._sizes]
         self._starts = [sum(room[:i]) for i in range(len(room))]
-        on_gpu = device.type == "cuda"
-        host = torch.zeros(max(sum(room), _ALIGNMENT), dtype=torch.uint8)
-        self._host = host.pin_memory() if on_gpu else host
-        self._device = torch.empty_like(self._host, device=device) if on_gpu else self._host
-        self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+        self._device = torch.empty(max(sum(room), _ALIGNMENT), dtype=torch.uint8, device=device)
         self.tensors = tuple(
             self._device[start : start + size].view(_TYPES[array.dtype])
             for start, size, array in zip(self._starts, self._sizes, arrays, strict=True)
@@ -40,19 +36,23 @@ class DeviceArrays:
         self.write(arrays)
 
     def write(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """What the device was told before still reads the old numbers."""
-        if self._copied is not None:
-            self._copied.synchronize()  # of the copy before this one
-        host = self._host.numpy()
+        """What the device was told before still reads the old numbers. Pinned memory is another one each
+        time: torch keeps it until it is copied, and the host need not wait for that."""
+        on_gpu = self._device.device.type == "cuda"
+        written = torch.empty(len(self._device), dtype=torch.uint8) if on_gpu else self._device
+        host = written.numpy()
         for start, size, array in zip(self._starts, self._sizes, arrays, strict=True):
             assert array.nbytes == size, "an array of another size"
             host[start : start + size] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        if self._copied is not None:
-            self._device.copy_(self._host, non_blocking=True)
-            self._copied.record()
+        if on_gpu:
+            self._device.copy_(written.pin_memory(), non_blocking=True)
 
 
 def integers(values: Sequence[int], device: torch.device) -> Tensor:
     """[len(values)], int64."""
-    on_host = torch.tensor(values, dtype=torch.long)
-    return on_host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else on_host
+    return brought(torch.tensor(values, dtype=torch.long), device)
+
+
+def brought(on_host: Tensor, device: torch.device) -> Tensor:
+    """The same numbers there."""
+    return on_host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else on_host.to(device)

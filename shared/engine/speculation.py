@@ -59,4 +59,4 @@ class Speculation:
 
 def _may_draft(work: BranchWork) -> bool:
     """It goes on by one draw behind a single token."""
-    return work.drafter is not None and work.draw is not None and work.num_pending == 1
+    return work.drafter is not None and len(work.wanted.draws) == 1 and work.num_pending == 1

@@ -66,11 +66,12 @@ class Case:
         """Of the question's rows over KV that is there."""
         return self.shape.flops(self.question, self.prompt_len)
 
-    def step_limit_s(self, batch: int, rates: Rates) -> float:
+    def step_limit_s(self, batch: int, rates: Rates, weight_bytes: int = 2) -> float:
         """Of a step that decodes ``batch`` branches over the context, on average half decoded."""
         private = batch * (self.question + self.decode / 2) * self.shape.kv_bytes_per_token
         flops = batch * self.shape.flops(1, self.prompt_len)
-        return rates.limit_s(flops, self.shape.bytes_read(self.prefix + self.context) + private)
+        read = self.shape.bytes_read(self.prefix + self.context, weight_bytes)
+        return rates.limit_s(flops, read + private)
 
     def prefix_ids(self) -> Ids:
         return random_ids(0, self.prefix, self.shape.vocab)
@@ -98,7 +99,7 @@ class Case:
             "compile": self.compile,
             "speculation": 0,
         }
-        model = model or build_model(self.shape, self.device)
+        model = model or build_model(self.shape, self.device, config.get("weights", "exact"))
         return Engine(model, EngineConfig(**ours | config), source)
 
     def request(

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from shared.engine import wrap_model
 from shared.engine.model.model import LoadedModel
+from shared.engine_config import Weights
 from shared.measuring.rates import Rates
 
 MAX_POSITIONS = 131_072
@@ -52,10 +53,10 @@ class Shape:
             + 2 * self.hidden * self.vocab
         )
 
-    def bytes_read(self, context: int) -> float:
-        """Weights once and the context's KV once, in two-byte numbers."""
+    def bytes_read(self, context: int, weight_bytes: int = 2) -> float:
+        """Weights once, of so many bytes each, and the context's KV once, in two-byte numbers."""
         weights = self.layers * self.layer_weights + self.hidden * self.vocab
-        return 2 * weights + self.kv_bytes_per_token * context
+        return weight_bytes * weights + self.kv_bytes_per_token * context
 
     def ttft_limit_s(self, rows: int, context: int, rates: Rates) -> float:
         return rates.limit_s(self.flops(rows, context), self.bytes_read(context))
@@ -69,9 +70,9 @@ QWEN2_7B = Shape(hidden=3584, layers=28, heads=28, kv_heads=4, head_dim=128, mlp
 SHAPES: Mapping[str, Shape] = {"smollm2-135m": SMOLLM2_135M, "qwen2-0.5b": QWEN2_05B, "qwen2-7b": QWEN2_7B}
 
 
-def build_model(shape: Shape, device: str = "cpu") -> LoadedModel:
+def build_model(shape: Shape, device: str = "cpu", weights: Weights = "exact") -> LoadedModel:
     """In this process, for the engine as a library."""
-    return wrap_model(random_model(shape, device))
+    return wrap_model(random_model(shape, device), weights=weights)
 
 
 def save_model(shape: Shape, directory: Path) -> None:

@@ -53,8 +53,11 @@ def load_auxiliary(path: str, config: EngineConfig | None = None) -> Auxiliary:
 def _scorer(path: str, config: EngineConfig, prefix_ids: Sequence[int]) -> Scorer:
     dtype = _fastest(config.device) if config.dtype == "auto" else config.dtype
     try:
-        return EngineScorer(load_model(path, dtype=dtype, device=config.device), prefix_ids, config)
+        model = load_model(path, dtype=dtype, device=config.device, weights=config.weights)
+        return EngineScorer(model, prefix_ids, config)
     except ModelUnsupported as error:
+        if config.weights == "int8":
+            raise
         log.info("auxiliary model: %s; its own code reads chunks one by one", error.detail)
     return load_stock(path, dtype, config.device, prefix_ids)
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from shared.engine.kv.encodings import EXACT, Buffers, encoding_of
+from shared.engine.kv.segment import copy_layer
 from shared.engine.model.rope import RopeSpec, Rotation
 from shared.engine.model.spec import ModelSpec
 from shared.errors import CorruptData
@@ -97,7 +98,7 @@ class KvShape:
 class Scratch(threading.local):
     """What a thread reuses from layer to layer: host memory, pinned where there is a GPU, and the tables of
     the rotation. Of pinned memory there are several pieces, taken in turn: while the device copies out of
-    one, the next layer is read into another."""
+    one, the next layer is read into another. A piece has room for the largest layer so far."""
 
     def __init__(self, rope: RopeSpec) -> None:
         self._rope = rope
@@ -116,24 +117,11 @@ class Scratch(threading.local):
         self._pinned[0].wait()
         return self._pinned[0]
 
-    def buffers(self, header: ChunkHeader, piece: PinnedPiece | None = None) -> dict[str, torch.Tensor]:
-        """Room for one layer as it lies in the file; valid until the next call, or that for the piece."""
-        heads = header.num_kv_heads
-        starts = [0]
-        for spec in header.buffers:
-            starts.append(starts[-1] + -(-heads * spec.row_bytes // _ALIGNMENT) * _ALIGNMENT)
-        memory = self._grown(starts[-1]) if piece is None else piece.grown(starts[-1])
-        return {
-            spec.name: memory[start : start + heads * spec.row_bytes]
-            .view(getattr(torch, spec.dtype))
-            .view(heads, *spec.shape)
-            for spec, start in zip(header.buffers, starts, strict=False)
-        }
-
-    def _grown(self, num_bytes: int) -> torch.Tensor:
+    def memory(self, num_bytes: int) -> torch.Tensor:
+        """Host memory, valid until the next call."""
         if self._memory is None or len(self._memory) < num_bytes:
             self._memory = torch.empty(num_bytes, dtype=torch.uint8)
-        return self._memory
+        return self._memory[:num_bytes]
 
 
 class PinnedPiece:
@@ -143,10 +131,11 @@ class PinnedPiece:
         self._memory: torch.Tensor | None = None
         self._copied: torch.cuda.Event | None = None
 
-    def grown(self, num_bytes: int) -> torch.Tensor:
+    def memory(self, num_bytes: int) -> torch.Tensor:
+        """Valid until the next call."""
         if self._memory is None or len(self._memory) < num_bytes:
             self._memory = torch.empty(num_bytes, dtype=torch.uint8).pin_memory()
-        return self._memory
+        return self._memory[:num_bytes]
 
     def ordered(self) -> None:
         """The copies out of it are in the order of the current stream."""
@@ -179,26 +168,62 @@ class FileSegment:
         return isinstance(self._file, RemoteChunk)
 
     def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
-        """Exact KV goes from the file into host tensors directly. On the way to a GPU it stays encoded as far
-        as the device."""
+        """Exact KV goes from the file into host tensors directly. To a GPU it goes as it is stored, in one
+        copy: exact KV straight to where it stays, what is encoded is decoded there."""
         device = k_out_HTD.device
-        if self.encoding == EXACT and device.type == "cpu":
+        if device.type == "cuda":
+            self._read_there(layer, k_out_HTD, v_out_HTD)
+        elif self.encoding == EXACT:
             self._file.read_layer(layer, array_of(k_out_HTD), array_of(v_out_HTD))
-            return
-        piece = self._scratch.piece() if device.type == "cuda" else None
-        buffers = self._scratch.buffers(self.header, piece)
-        self._file.read_layer(layer, *map(array_of, buffers.values()))
-        if piece is not None and self.encoding == EXACT:
-            for host, out in zip(buffers.values(), (k_out_HTD, v_out_HTD), strict=True):
-                out.copy_(host, non_blocking=True)
         else:
-            on_device = {name: buffer.to(device, non_blocking=True) for name, buffer in buffers.items()}
-            encoding_of(self.encoding).decode(on_device, self._scratch.rotation(device), k_out_HTD, v_out_HTD)
-        if piece is not None:
-            piece.ordered()
+            buffers = layer_buffers(self.header, self._scratch.memory(layer_bytes(self.header)))
+            self._file.read_layer(layer, *map(array_of, buffers.values()))
+            self._decode(buffers, k_out_HTD, v_out_HTD)
+
+    def _read_there(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
+        """Copies are in the order of the current stream; pinned memory is used again when they are done."""
+        piece, device = self._scratch.piece(), k_out_HTD.device
+        memory = piece.memory(layer_bytes(self.header))
+        buffers = layer_buffers(self.header, memory)
+        self._file.read_layer(layer, *map(array_of, buffers.values()))
+        if self.encoding == EXACT:
+            copy_layer((buffers["k"], buffers["v"]), (k_out_HTD, v_out_HTD))
+        else:
+            there = memory.to(device, non_blocking=True)
+            self._decode(layer_buffers(self.header, there), k_out_HTD, v_out_HTD)
+        piece.ordered()
+
+    def _decode(self, buffers: Buffers, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
+        rotation = self._scratch.rotation(k_out_HTD.device)
+        encoding_of(self.encoding).decode(buffers, rotation, k_out_HTD, v_out_HTD)
 
     def close(self) -> None:
         self._file.close()
+
+
+def layer_bytes(header: ChunkHeader) -> int:
+    """Of one layer in memory."""
+    return _starts(header)[-1]
+
+
+def layer_buffers(header: ChunkHeader, memory: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The places in ``memory`` [layer_bytes] of one layer's buffers, in their order in the file."""
+    heads = header.num_kv_heads
+    return {
+        spec.name: memory[start : start + heads * spec.row_bytes]
+        .view(getattr(torch, spec.dtype))
+        .view(heads, *spec.shape)
+        for spec, start in zip(header.buffers, _starts(header), strict=False)
+    }
+
+
+def _starts(header: ChunkHeader) -> list[int]:
+    """Of the buffers, and the end. Values lie right behind the keys where nothing else does."""
+    alignment = 1 if header.encoding == EXACT else _ALIGNMENT
+    starts = [0]
+    for spec in header.buffers:
+        starts.append(starts[-1] + -(-header.num_kv_heads * spec.row_bytes // alignment) * alignment)
+    return starts
 
 
 class BrokenSegment:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from shared.engine import Engine
-from shared.engine.decoding.sampling import Draw, sample
+from shared.engine.decoding.draws import Draw
+from shared.engine.decoding.sampling import sample
 from shared.generation.asked import SamplingParams
 from tests.engine_runs import Prompts, Shelf, assert_alike, engine_of, run
 from tests.oracles import as_dtype, tiny_model

@@ -29,10 +29,12 @@ from load_tests.engine.compare import (
     compare_sampled,
     compare_sharing,
     compare_speculation,
+    compare_weights,
 )
 from load_tests.engine.quoting import Quoted, Quoting
 from load_tests.engine.sharing import Crowd
 from load_tests.plot import write_plot
+from shared.engine.model.int8 import best_level
 from shared.measuring.case import Case
 from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement
@@ -154,6 +156,22 @@ def test_the_cost_of_batch_invariance_is_measured() -> None:
     assert rate.n == 2
 
 
+@pytest.mark.skipif(not best_level(), reason="no kernels of int8 weights on this processor")
+def test_int8_weights_are_compared_with_exact_ones() -> None:
+    measurements = {m.name: m for m in compare_weights(SMALL, RATES, Runs(cold=1, warm=1, decode=1))}
+    assert list(measurements) == [
+        "ttft_stitched_int8_32",
+        "decode_1_int8_32",
+        "decode_8_shared_int8_32",
+        "decode_32_shared_int8_32",
+        "packed_weight_bytes_int8_32",
+    ]
+    assert all(m.ratio for name, m in measurements.items() if "bytes" not in name)
+    assert measurements["packed_weight_bytes_int8_32"].value > 0
+    exact, int8 = (SMALL.step_limit_s(1, RATES, weight_bytes) for weight_bytes in (2, 1))
+    assert int8 < exact
+
+
 def test_prefilling_chains_is_compared_with_what_they_compute_more() -> None:
     case = replace(SMALL, context=40)
     found = {m.name: m for m in compare_chains(case, 2, Runs(cold=2))}
@@ -239,6 +257,8 @@ def test_requests_that_share_chunks_hold_each_chunk_once() -> None:
 def test_the_command_says_what_it_cannot_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--context", "0"]) == 2
     assert "--context: must be at least 1" in capsys.readouterr().err
+    assert command.main(["--device", "cuda", "--parts", "weights"]) == 2
+    assert "--parts: weights measures int8 weights, which are for CPUs" in capsys.readouterr().err
     if not torch.cuda.is_available():
         assert command.main(["--device", "cuda"]) == 2
         assert "--device" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shared.engine.attention import Lane, Piece, Visit, pieces_of
 from shared.engine.backends.kernels import Kernel
+from shared.engine.device_arrays import brought, integers
 from shared.engine.kv.branch import Tempering
 from shared.engine.kv.exclusion import Excluded
 from shared.engine.kv.segment import Segment
@@ -82,7 +83,7 @@ class _Joint:
         more_R = torch.zeros(num_rows)
         for p, tempering, rows in hot:
             joint_P1R[p, 0, rows], more_R[rows] = True, tempering.more
-        return cls(joint_P1R.to(device), more_R.to(device))
+        return cls(brought(joint_P1R, device), brought(more_R, device))
 
     def more(self, lse_PHR: Tensor) -> Tensor:
         """Returns what comes on top of the log-sum-exp of each part."""
@@ -103,7 +104,7 @@ class PiecewiseAttention:
         self._key_angles = rotation.angles([int(p) for lane in lanes for p in lane.places()])
         self._calls = [call for piece in pieces_of(lanes) for call in self._calls_of(piece)]
         rows = [call.rows() for call in self._calls]
-        self._rows_Q = torch.tensor([row for of_call in rows for row in of_call], device=device)
+        self._rows_Q = integers([row for of_call in rows for row in of_call], device)
         self._angles = rotation.angles([d for call in self._calls for d in call.distances()])
         self._joint = _Joint.of(self._calls, sum(lane.num_rows for lane in lanes), device)
         self._targets = [_rows(of_call, device) for of_call in rows]
@@ -187,7 +188,7 @@ class PiecewiseAttention:
 
     def _masked(self, segment: Segment, visit: Visit, seen_S: NDArray[np.int64]) -> _Call:
         end = int(seen_S[-1])
-        hidden_ST = torch.as_tensor(np.arange(end) >= seen_S[:, None], device=self._device)
+        hidden_ST = brought(torch.from_numpy(np.arange(end) >= seen_S[:, None]), self._device)
         return _Call(segment, 0, end, [visit], False, visit.excluded, hidden_ST)
 
 
@@ -213,7 +214,7 @@ def _part(visit: Visit, begin: int, end: int) -> Visit:
 def _rows(rows: Sequence[int], device: torch.device) -> slice | Tensor:
     if rows[-1] - rows[0] + 1 == len(rows):  # each row is there once, in ascending order
         return slice(rows[0], rows[-1] + 1)
-    return torch.tensor(rows, device=device)
+    return integers(rows, device)
 
 
 def _between(x_KTD: Tensor, begin: int, end: int) -> Tensor:

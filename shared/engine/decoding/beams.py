@@ -14,7 +14,7 @@ when there are ``width`` hypotheses and
     NEVER     no running beam can beat the worst of them at any length, taken as ``max_tokens`` if ``length_penalty`` favours
               length, else as its present one (``early_stopping="never"``)
 
-Equal sums go to the beam with the better rank, then to the smaller token id. Shapes: V vocabulary.
+Equal sums go to the beam with the better rank, then to the smaller token id.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
-from shared.engine.decoding.sampling import top
+from shared.engine.decoding.draws import Ranked
 from shared.generation.asked import Beams, EarlyStopping
 
 
@@ -34,7 +34,7 @@ class Step:
 
     token_id: int
     logprob: float
-    top_logprobs: tuple[tuple[int, float], ...] = ()
+    top_logprobs: Ranked = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,22 @@ class BeamSearch:
         self.running = [Continuation(0, (), 0.0)]
         self.hypotheses: list[Hypothesis] = []
 
-    def advance(self, logprobs: Sequence[torch.Tensor]) -> list[Continuation]:
-        """``logprobs``: of each running beam's next token, [V]. The beams that run from here on, best first;
-        none: it is over."""
+    @property
+    def num_ranked(self) -> int:
+        """Of a beam's next tokens: enough to tell, and so many that ``width`` of them do not end."""
+        return max(self._num_candidates, self._top_logprobs)
+
+    @property
+    def _num_candidates(self) -> int:
+        return self._beams.width * max(2, 1 + len(self._eos_ids))
+
+    def advance(self, ranked: Sequence[Ranked]) -> list[Continuation]:
+        """``ranked``: ``num_ranked`` next tokens of each running beam, or the whole vocabulary. The beams
+        that run from here on, best first; none: it is over."""
         width, length = self._beams.width, len(self.running[0].steps) + 1
-        tops = [top(logprobs_V, self._top_logprobs) for logprobs_V in logprobs]
         goes_on: list[Continuation] = []
-        for rank, (parent, token_id, total) in enumerate(self._candidates(logprobs)):
-            step = Step(token_id, float(logprobs[parent][token_id]), tops[parent])
+        for rank, (parent, token_id, logprob, total) in enumerate(self._candidates(ranked)):
+            step = Step(token_id, logprob, ranked[parent][: self._top_logprobs])
             steps = (*self.running[parent].steps, step)
             ended = token_id in self._eos_ids
             if not ended and length < self._max_tokens:
@@ -86,17 +94,14 @@ class BeamSearch:
         self.running = [] if self._over(goes_on, length) else goes_on[:width]
         return self.running
 
-    def _candidates(self, logprobs: Sequence[torch.Tensor]) -> list[tuple[int, int, float]]:
-        """(beam, token, sum) of the best continuations, best first: so many that ``width`` of them do not
-        end."""
-        count = self._beams.width * max(2, 1 + len(self._eos_ids))
+    def _candidates(self, ranked: Sequence[Ranked]) -> list[tuple[int, int, float, float]]:
+        """(beam, token, its log-probability, sum) of the best continuations, best first. Sums are those of
+        float32."""
         found = []
-        for parent, (logprobs_V, beam) in enumerate(zip(logprobs, self.running, strict=True)):
-            sums, ids = (logprobs_V + beam.total).topk(min(count, len(logprobs_V)))
-            found += [
-                (parent, token_id, total) for token_id, total in zip(ids.tolist(), sums.tolist(), strict=True)
-            ]
-        return sorted(found, key=lambda c: (-c[2], c[0], c[1]))[:count]
+        for parent, (best, beam) in enumerate(zip(ranked, self.running, strict=True)):
+            sums = np.array([logprob for _, logprob in best], np.float32) + np.float32(beam.total)
+            found += [(parent, *one, total) for one, total in zip(best, sums.tolist(), strict=True)]
+        return sorted(found, key=lambda c: (-c[3], c[0], c[1]))[: self._num_candidates]
 
     def _over(self, goes_on: Sequence[Continuation], length: int) -> bool:
         if not goes_on:

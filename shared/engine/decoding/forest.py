@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from shared.engine.device_arrays import brought
 from shared.engine.jobs.context import ContextJob, Question
 from shared.engine.kv.branch import Branch, Placement
 from shared.engine.kv.exclusion import Excluded
@@ -59,7 +60,7 @@ def placed_context(job: ContextJob, selected: Sequence[int]) -> PlacedContext:
             segment = job.entries[chunk.chunk_id].segment
             assert segment is not None
             excluded = (
-                Excluded.of(hidden.expand(len(segment.k_LKTD), -1).to(segment.k_LKTD[0].device))
+                Excluded.of(brought(hidden, segment.k_LKTD[0].device).expand(len(segment.k_LKTD), -1))
                 if hidden.any()
                 else None
             )

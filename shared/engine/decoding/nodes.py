@@ -10,7 +10,7 @@ import torch
 
 from shared.engine.admission import check_ids
 from shared.engine.decoding.drafting import Drafter
-from shared.engine.decoding.sampling import Draw
+from shared.engine.decoding.draws import Draw, Wanted
 from shared.engine.decoding.text import Growth
 from shared.engine.jobs.context import Grower, Host
 from shared.engine.kv.branch import Branch, Placement, Tempering
@@ -34,8 +34,11 @@ class ForestNode(Grower):
     growth: Growth | None = None
     num_exact: int | None = None
 
-    def draw(self) -> Draw | None:
-        return None if self.growth is None else Draw(self.growth.params, self.branch_id, len(self.tokens))
+    @property
+    def wanted(self) -> Wanted:
+        if self.growth is None:
+            return Wanted()
+        return Wanted((Draw(self.growth.params, self.branch_id, len(self.tokens)),))
 
     @property
     def drafter(self) -> Drafter | None:

@@ -13,9 +13,8 @@ token only where two were about to tie. Shapes: B branches, V vocabulary, N bloc
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -27,58 +26,40 @@ from shared.engine.decoding.device_sampling import (
     COLDEST,
     TOKENS_FROM,
     block_weights,
-    sample_on_device,
+    outcomes_on_device,
 )
-from shared.generation.asked import SamplingParams
+from shared.engine.decoding.draws import Draw, Ranked, RowOutcome, Sampled, Wanted
 
 _FEW = 1024  # tokens that mostly hold top_p
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """``path``: tells apart the branches of one request with one seed. ``position``: index of the token among
-    the branch's."""
-
-    params: SamplingParams
-    path: int
-    position: int
-
-    @property
-    def key(self) -> int:
-        text = f"{self.params.seed}/{self.path}/{self.position}"
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    token_id: int
-    logprob: float
-    top_logprobs: tuple[tuple[int, float], ...]
-    watched: tuple[float, ...] = ()
-
-
-def sample(logits_BV: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
-    """``logits_BV``: raw logits in float32, a row for each draw. On a GPU all is worked out there, and waited
-    for once.
+def outcomes(logits_BV: Tensor, wanted: Sequence[Wanted]) -> list[RowOutcome]:
+    """``logits_BV``: raw logits in float32, a row for each that something is wanted of. On a GPU all is
+    worked out there, and waited for once.
 
     Log-probabilities are those of the raw logits, whatever temperature and truncation do to the choice.
     """
     if logits_BV.device.type == "cuda":
-        return [Sampled(*one) for one in sample_on_device(logits_BV, [(d.params, d.key) for d in draws])]
+        return outcomes_on_device(logits_BV, wanted)
     logprobs_BV = torch.log_softmax(logits_BV, -1)
-    drawn = [b for b, draw in enumerate(draws) if draw.params.temperature != 0]
-    if len(drawn) == len(draws):
-        chosen = _draw(logits_BV, draws)
-    else:
-        chosen = logits_BV.argmax(-1).tolist()
-        if drawn:
-            for b, token_id in zip(drawn, _draw(logits_BV[drawn], [draws[b] for b in drawn]), strict=True):
-                chosen[b] = token_id
-    logprobs = logprobs_BV.gather(1, torch.tensor(chosen, device=logits_BV.device)[:, None])[:, 0].tolist()
+    rows = [b for b, one in enumerate(wanted) for _ in one.draws]
+    draws = [draw for one in wanted for draw in one.draws]
+    chosen = _chosen(logits_BV if rows == list(range(len(wanted))) else logits_BV[rows], draws)
+    logprobs = logprobs_BV[rows, chosen].tolist()
+    ranked = ranked_rows(logprobs_BV, [one.most_ranked for one in wanted])
+    sampled = (
+        Sampled(token, logprob, ranked[b][: draw.params.top_logprobs], _watched(logprobs_BV, b, draw))
+        for b, draw, token, logprob in zip(rows, draws, chosen, logprobs, strict=True)
+    )
     return [
-        Sampled(token_id, logprob, top(row_V, draw.params.top_logprobs), _watched(row_V, draw.params))
-        for token_id, logprob, row_V, draw in zip(chosen, logprobs, logprobs_BV, draws, strict=True)
+        RowOutcome(tuple(islice(sampled, len(one.draws))), best[: one.num_ranked])
+        for one, best in zip(wanted, ranked, strict=True)
     ]
+
+
+def sample(logits_BV: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
+    """``outcomes`` where one token is drawn from each row."""
+    return [one.sampled[0] for one in outcomes(logits_BV, [Wanted((draw,)) for draw in draws])]
 
 
 def truncate(logits_V: Tensor, top_k: int, top_p: float) -> Tensor:
@@ -92,32 +73,53 @@ def truncate(logits_V: Tensor, top_k: int, top_p: float) -> Tensor:
     return torch.full_like(logits_V, float("-inf")).scatter_(0, kept, logits_V[kept])
 
 
-def top(logprobs_V: Tensor, count: int) -> tuple[tuple[int, float], ...]:
-    """The ``count`` best tokens with their log-probabilities, best first."""
-    if not count:
-        return ()
-    values, ids = logprobs_V.topk(min(count, len(logprobs_V)))
-    return tuple(zip(ids.tolist(), values.tolist(), strict=True))
+def ranked_rows(logprobs_BV: Tensor, counts: Sequence[int]) -> list[Ranked]:
+    """The so many best tokens of each row."""
+    vocab = logprobs_BV.shape[1]
+    most = min(max(counts, default=0), vocab)
+    if not most:
+        return [()] * len(counts)
+    values_BK, ids_BK = (x.numpy() for x in logprobs_BV.topk(min(most + 1, vocab)))
+    found: list[Ranked] = []
+    for row_V, values_K, ids_K, count in zip(logprobs_BV.numpy(), values_BK, ids_BK, counts, strict=True):
+        if 0 < count < vocab and (least := values_K[count - 1]) == values_K[-1]:  # others may be as likely
+            above = ids_K[values_K > least]
+            ids_K = np.concatenate([above, np.flatnonzero(row_V == least)[: count - len(above)]])
+            values_K = row_V[ids_K]
+        order = np.lexsort((ids_K, -values_K))[:count]
+        found.append(tuple(zip(ids_K[order].tolist(), values_K[order].tolist(), strict=True)))
+    return found
+
+
+def _chosen(logits_DV: Tensor, draws: Sequence[Draw]) -> list[int]:
+    drawn = [d for d, draw in enumerate(draws) if draw.params.temperature != 0]
+    if len(drawn) == len(draws):
+        return _draw(logits_DV, draws) if draws else []
+    chosen: list[int] = logits_DV.argmax(-1).tolist()
+    if drawn:
+        for d, token_id in zip(drawn, _draw(logits_DV[drawn], [draws[d] for d in drawn]), strict=True):
+            chosen[d] = token_id
+    return chosen
 
 
 def _draw(logits_BV: Tensor, draws: Sequence[Draw]) -> list[int]:
     temperatures = [[max(draw.params.temperature, COLDEST)] for draw in draws]
     scaled_BV = logits_BV - logits_BV.amax(-1, keepdim=True)
-    scaled_BV /= torch.tensor(temperatures, device=logits_BV.device)
+    scaled_BV /= torch.tensor(temperatures)
     for row_V, draw in zip(scaled_BV, draws, strict=True):
         if draw.params.top_k or draw.params.top_p < 1:
             row_V.copy_(truncate(row_V, draw.params.top_k, draw.params.top_p))
     keys_B1 = np.array([[draw.key] for draw in draws], dtype=np.uint64)
 
-    weights_BN = block_weights(scaled_BV).cpu().double().numpy()
+    weights_BN = block_weights(scaled_BV).double().numpy()
     with np.errstate(divide="ignore"):  # a block without weight
         scores_BN = np.log(weights_BN) + gumbel_noise(keys_B1, np.arange(weights_BN.shape[1]))
     first_B1 = scores_BN.argmax(-1)[:, None] * BLOCK_LEN
 
     tokens_BT = first_B1 + np.arange(BLOCK_LEN)
     inside_BT = tokens_BT < scaled_BV.shape[1]
-    columns_BT = torch.from_numpy(np.where(inside_BT, tokens_BT, 0)).to(scaled_BV.device)
-    logits_BT = np.where(inside_BT, scaled_BV.gather(1, columns_BT).cpu().double().numpy(), -np.inf)
+    columns_BT = torch.from_numpy(np.where(inside_BT, tokens_BT, 0))
+    logits_BT = np.where(inside_BT, scaled_BV.gather(1, columns_BT).double().numpy(), -np.inf)
     best_B = (logits_BT + gumbel_noise(keys_B1, TOKENS_FROM + tokens_BT)).argmax(-1)
     return [int(token_id) for token_id in first_B1[:, 0] + best_B]
 
@@ -156,5 +158,6 @@ def _nucleus(logits_V: Tensor, count: int, top_p: float) -> Tensor:
         num = min(count, 8 * num)
 
 
-def _watched(logprobs_V: Tensor, params: SamplingParams) -> tuple[float, ...]:
-    return tuple(logprobs_V[list(params.watch_ids)].tolist()) if params.watch_ids else ()
+def _watched(logprobs_BV: Tensor, b: int, draw: Draw) -> tuple[float, ...]:
+    ids = draw.params.watch_ids
+    return tuple(logprobs_BV[b, list(ids)].tolist()) if ids else ()

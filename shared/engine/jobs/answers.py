@@ -11,19 +11,18 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from shared.engine.decoding.beams import BeamSearch, Continuation, Hypothesis
 from shared.engine.decoding.choice import Thought, choose
 from shared.engine.decoding.drafting import Drafter
+from shared.engine.decoding.draws import Draw, Ranked, RowOutcome, Sampled, Wanted
 from shared.engine.decoding.forest import plant, plant_on
-from shared.engine.decoding.sampling import Draw, Sampled, sample
 from shared.engine.decoding.text import Growth, TextStream
 from shared.engine.decoding.tree import compact
 from shared.engine.jobs.context import ContextJob, Grower, Question, Survey
 from shared.engine.jobs.job import Computed
 from shared.engine.kv.branch import Branch
 from shared.engine.modes.policy import prepare
+from shared.generation.asked import Beams
 from shared.generation.told import BranchDoneEvent, FinishReason, TokenEvent
 
 _BEAM_CAPACITY = 16
@@ -46,8 +45,9 @@ class Answer(Grower):
         """Mean log-probability of its tokens."""
         return self.total_logprob / self.growth.num_tokens
 
-    def draw(self) -> Draw:
-        return Draw(self.growth.params, self.sample, self.growth.num_tokens)
+    @property
+    def wanted(self) -> Wanted:
+        return Wanted((Draw(self.growth.params, self.sample, self.growth.num_tokens),))
 
     @property
     def drafter(self) -> Drafter | None:
@@ -56,12 +56,16 @@ class Answer(Grower):
 
 @dataclass(slots=True, eq=False)
 class Beam(Grower):
-    """One running beam: a branch on that of the beam it came from. ``logprobs_V``: of its next token, once
-    they are known."""
+    """One running beam: a branch on that of the beam it came from. ``ranked``: its next tokens, once they are
+    known."""
 
     group: BeamGroup
     branch: Branch
-    logprobs_V: torch.Tensor | None = None
+    ranked: Ranked = ()
+
+    @property
+    def wanted(self) -> Wanted:
+        return Wanted(num_ranked=self.group.search.num_ranked)
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +94,7 @@ class GenerateJob(ContextJob):
             plant_on(self, base)
 
     def on_computed(self, owner: Grower, computed: Computed) -> None:
-        logits_V = computed.logits_V
+        outcome = computed.outcome
         match owner:
             case Survey():
                 self.questions.remove(owner)
@@ -100,24 +104,37 @@ class GenerateJob(ContextJob):
                 self.questions.remove(owner)  # who grows on it keeps it
                 if owner.index is None:
                     self.clock.tick_recomputed()
-                if owner.index is not None and logits_V is not None:
-                    self._answer(owner.index, owner.branch, logits_V)
+                else:
+                    self._answer(owner.index, owner.branch, outcome)
             case Answer():
-                assert computed.chosen is not None
-                self._next_token(owner, computed.chosen)
+                self._next_token(owner, outcome.sampled[0])
             case Beam():
-                assert logits_V is not None
-                owner.logprobs_V = torch.log_softmax(logits_V, -1)
+                owner.ranked = outcome.ranked
                 self._advance(owner.group)
 
     @property
     def growing(self) -> Sequence[Answer | Beam]:
         return self.answers
 
-    def _answer(self, index: int, parent: Branch, logits_V: torch.Tensor) -> None:
-        """The question's last token was just computed: answers are branches on it. The first token is there
-        when it is drawn: before that a GPU may still be computing."""
-        host, params, beams = self.host, self.request.sampling, self.request.beams
+    def wanted(self, owner: Grower) -> Wanted:
+        """A question's first tokens are drawn with the others of its pass."""
+        if not isinstance(owner, Question):
+            return owner.wanted
+        if owner.index is None:
+            return Wanted()
+        if self.request.beams is not None:
+            return Wanted(num_ranked=self._search(self.request.beams).num_ranked)
+        params = self.request.sampling
+        return Wanted(tuple(Draw(params, nth, 0) for nth in range(params.n)))
+
+    def _search(self, beams: Beams) -> BeamSearch:
+        params = self.request.sampling
+        return BeamSearch(beams, params.limit, self.host.eos_ids(params), params.top_logprobs)
+
+    def _answer(self, index: int, parent: Branch, outcome: RowOutcome) -> None:
+        """The question's last token was just computed: answers are branches on it."""
+        params, beams = self.request.sampling, self.request.beams
+        self.clock.tick_first_token(index)
         if beams is None:
             capacity = min(params.limit, _ANSWER_CAPACITY)
             question = self.request.questions[index]
@@ -126,18 +143,12 @@ class GenerateJob(ContextJob):
                 for nth in range(params.n)
             ]
             self.answers += answers
-            draws = [answer.draw() for answer in answers]
-            drawn = sample(logits_V.expand(len(draws), -1), draws)
-            self.clock.tick_first_token(index)
-            for answer, chosen in zip(answers, drawn, strict=True):
+            for answer, chosen in zip(answers, outcome.sampled, strict=True):
                 self._next_token(answer, chosen)
             return
-        search = BeamSearch(beams, params.limit, host.eos_ids(params), params.top_logprobs)
-        group = BeamGroup(index, search)
-        root = parent.child(_BEAM_CAPACITY)
-        self.answers.append(Beam(group, root, torch.log_softmax(logits_V, -1)))
+        group = BeamGroup(index, self._search(beams))
+        self.answers.append(Beam(group, parent.child(_BEAM_CAPACITY), outcome.ranked))
         self._advance(group)
-        self.clock.tick_first_token(index)
 
     # --- samples and thoughts ------------------------------------------------------------------------------
 
@@ -173,11 +184,10 @@ class GenerateJob(ContextJob):
         them their KV."""
         # in the order of group.search.running
         beams = [answer for answer in self.answers if isinstance(answer, Beam) and answer.group is group]
-        logprobs = [beam.logprobs_V for beam in beams if beam.logprobs_V is not None]
-        if len(logprobs) < len(beams):
+        if not all(beam.ranked for beam in beams):
             return
         self.generated += len(beams)
-        running = group.search.advance(logprobs)
+        running = group.search.advance([beam.ranked for beam in beams])
         grown = self._grown(group, [beam.branch for beam in beams], running)
         self.answers = [*(answer for answer in self.answers if answer not in beams), *grown]
         compact(beam.branch for beam in grown)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from shared.engine.admission import check_recompute
 from shared.engine.decoding.drafting import Drafter, Text, text_of
-from shared.engine.decoding.sampling import Draw
+from shared.engine.decoding.draws import Wanted
 from shared.engine.decoding.text import Decode, Growth, TextStream
 from shared.engine.decoding.tree import reachable
 from shared.engine.jobs.job import BranchWork, Computed, Job, OwnPass
@@ -63,9 +63,10 @@ class Grower(ABC):
         """It continues with a token; contexts do not."""
         return True
 
-    def draw(self) -> Draw | None:
-        """Of its next token, if it is chosen by one draw."""
-        return None
+    @property
+    def wanted(self) -> Wanted:
+        """Of the logits behind its last token, to go on with."""
+        return Wanted()
 
     @property
     def drafter(self) -> Drafter | None:
@@ -144,6 +145,10 @@ class ContextJob(Job):
     @property
     @abstractmethod
     def growing(self) -> Sequence[Grower]: ...
+
+    def wanted(self, owner: Grower) -> Wanted:
+        """See ``BranchWork``."""
+        return owner.wanted
 
     def command(self, command: Command) -> None:
         """Only a live forest takes notice."""
@@ -276,7 +281,7 @@ class ContextJob(Job):
             lambda computed: self.on_computed(owner, computed),
             self,
             owner.needs_logits,
-            owner.draw(),
+            self.wanted(owner),
             owner.own_pass,
             self.adapter,
             owner.drafter,

@@ -21,9 +21,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from shared.engine.admission import check_stop
+from shared.engine.decoding.draws import RowOutcome
 from shared.engine.decoding.forest import placed_context
 from shared.engine.decoding.nodes import ForestNode, ForestNodes
-from shared.engine.decoding.sampling import Sampled, sample
+from shared.engine.decoding.sampling import outcomes
 from shared.engine.decoding.tree import compact
 from shared.engine.jobs.context import ContextJob, Grower, Question, Survey
 from shared.engine.jobs.job import Computed
@@ -81,7 +82,7 @@ class ForestJob(ContextJob):
                 self.clock.tick_recomputed()
             case ForestNode():
                 owner.logits_V = computed.logits_V
-                self._grow(owner, computed.chosen)
+                self._grow(owner, computed.outcome)
                 if owner.logits_V is not None:
                     owner.logits_V = owner.logits_V.clone()  # it rests: without those of the whole step
                 self._close_at_rest()
@@ -187,13 +188,14 @@ class ForestJob(ContextJob):
 
     # --- growth --------------------------------------------------------------------------------------------
 
-    def _grow(self, node: ForestNode, chosen: Sampled | None = None) -> None:
-        """The next token, if one is wanted and can be known. ``chosen``: it was drawn already."""
-        growth, draw = node.growth, node.draw()
-        if growth is None or draw is None or node.logits_V is None:
+    def _grow(self, node: ForestNode, outcome: RowOutcome | None = None) -> None:
+        """The next token, if one is wanted and can be known. ``outcome``: it was drawn already."""
+        growth = node.growth
+        if growth is None or node.logits_V is None:
             return
-        if chosen is None:
-            (chosen,) = sample(node.logits_V[None], [draw])
+        if outcome is None:
+            (outcome,) = outcomes(node.logits_V[None], [node.wanted])
+        (chosen,) = outcome.sampled
         if not self.clock.first_token:
             self.clock.tick_first_token()
         self.generated += 1

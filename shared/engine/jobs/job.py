@@ -12,7 +12,7 @@ import torch
 
 from shared.engine.attention import Backend
 from shared.engine.decoding.drafting import DraftCounts, Drafter
-from shared.engine.decoding.sampling import Draw, Sampled
+from shared.engine.decoding.draws import RowOutcome, Wanted
 from shared.engine.kv.arrival import Patience
 from shared.engine.kv.branch import Branch
 from shared.engine.kv.chunk_reads import Loaded
@@ -31,24 +31,24 @@ OwnPass = Callable[[LoadedModel, Backend, Patience], None]
 @dataclass(frozen=True, slots=True)
 class Computed:
     """A branch has nothing pending any more. ``logits_V``: of its last token, where they are wanted;
-    ``chosen``: the next one, where that is one draw."""
+    ``outcome``: what came of what was wanted of them."""
 
     logits_V: torch.Tensor | None = None
-    chosen: Sampled | None = None
+    outcome: RowOutcome = field(default_factory=RowOutcome)
 
 
 @dataclass(slots=True)
 class BranchWork:
     """One branch on its way through the steps. ``done`` is told when its pending tokens are computed.
-    ``job`` None: it is a segment that any request may place. ``draw``: what continues it once its logits are
-    known, if that is one draw. ``own_pass``: computes the whole branch in a pass of its own.
+    ``job`` None: it is a segment that any request may place. ``wanted``: of its last token's logits.
+    ``own_pass``: computes the whole branch in a pass of its own.
     ``adapter``: what its rows go with. ``drafter``: guesses what continues it."""
 
     branch: Branch
     done: Callable[[Computed], None]
     job: Job | None = None
     needs_logits: bool = False
-    draw: Draw | None = None
+    wanted: Wanted = field(default_factory=Wanted)
     own_pass: OwnPass | None = None
     adapter: AdapterWeights | None = None
     drafter: Drafter | None = None

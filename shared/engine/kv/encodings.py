@@ -138,7 +138,9 @@ def encoding_of(name: str) -> Encoding:
 
 
 def _local_angles(rotation: Rotation, k_HTD: Tensor) -> tuple[Tensor, Tensor]:
-    return rotation.angles(torch.arange(k_HTD.shape[1], device=k_HTD.device))
+    num_tokens = k_HTD.shape[1]
+    cos_PF, sin_PF = rotation.table(num_tokens)
+    return cos_PF[:num_tokens], sin_PF[:num_tokens]
 
 
 def _grouped(x_HTD: Tensor, dim: int, group: int) -> Tensor:

@@ -23,6 +23,30 @@ Ints = NDArray[np.int64]
 Places = Sequence[int] | Ints
 
 
+def side_by_side(k_KTD: Tensor, v_KTD: Tensor) -> Tensor | None:
+    """A layer's keys and values as one [2, K, T, D], where they lie one behind the other in one piece of
+    memory (``Segment`` on a GPU), so that one copy fills both; None: they do not."""
+    size = k_KTD.numel()
+    joint = (
+        k_KTD.is_contiguous()
+        and v_KTD.is_contiguous()
+        and k_KTD.shape == v_KTD.shape
+        and k_KTD.untyped_storage().data_ptr() == v_KTD.untyped_storage().data_ptr()
+        and v_KTD.storage_offset() == k_KTD.storage_offset() + size
+    )
+    return k_KTD.as_strided((2, *k_KTD.shape), (size, *k_KTD.stride())) if joint else None
+
+
+def copy_layer(here: tuple[Tensor, Tensor], there: tuple[Tensor, Tensor]) -> None:
+    """Orders the copy of a layer's keys and values from pinned memory to a GPU."""
+    joint_here, joint_there = side_by_side(*here), side_by_side(*there)
+    if joint_here is not None and joint_there is not None:
+        joint_there.copy_(joint_here, non_blocking=True)
+        return
+    for x_KTD, out_KTD in zip(here, there, strict=True):
+        out_KTD.copy_(x_KTD, non_blocking=True)
+
+
 class Segment:
     """Growing while its branch is, immutable once shared. Buffers hold ``capacity`` tokens, the first
     ``length`` are valid::

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.hooks import RemovableHandle
 
+from shared.engine.device_arrays import integers
 from shared.engine.model.lora import LoraAdapter
 from shared.engine.model.packing import PackedGatedMlp
 
@@ -94,7 +95,7 @@ def adapted_rows(users: Iterable[tuple[AdapterWeights | None, slice]]) -> tuple[
 
 def _group(weights: AdapterWeights, rows: Sequence[int], size: int) -> AdaptedRows:
     copies = [rows[0]] * (size - len(rows))
-    return AdaptedRows(weights, torch.tensor([*rows, *copies], device=weights.device), len(rows))
+    return AdaptedRows(weights, integers([*rows, *copies], weights.device), len(rows))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

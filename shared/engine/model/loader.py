@@ -22,6 +22,7 @@ from shared.engine.model.refusals import check_config
 from shared.engine.model.rope import RopeSpec
 from shared.engine.model.self_check import check_model
 from shared.engine.model.spec import ModelSpec
+from shared.engine_config import Weights
 from shared.errors import ConfigError, InvalidRequest, ModelUnsupported
 
 ATTENTION = "kvquilt"
@@ -33,13 +34,20 @@ _CHANGES_ATTENTION = ("softcap", "s_aux")
 
 
 def load_model(
-    path: str, *, dtype: str = "auto", device: str = "cpu", pack: bool = True, packets: str = ""
+    path: str,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    pack: bool = True,
+    packets: str = "",
+    weights: Weights = "exact",
 ) -> LoadedModel:
-    """Loads a model directory or hub id and checks that the engine reproduces it. ``pack``: see
+    """Loads a model directory or hub id and checks that the engine reproduces it. ``pack``, ``weights``: see
     ``wrap_model``. ``packets``: the folder of those between which chunks stand; empty: between none.
 
     Raises:
-        ConfigError: there is no such device here, or no such packets; names the setting.
+        ConfigError: there is no such device here, no such packets, or no kernels for such weights; names the
+            setting.
         CorruptData: the packets are broken.
         InvalidRequest: nothing loadable is there, or it is not a causal LM.
         ModelMismatch: the packets were made for another model.
@@ -48,7 +56,7 @@ def load_model(
     check_device(torch.device(device))
     config = read_config(path)
     hf_model = read_weights(path, config=config, dtype=_DTYPES.get(dtype, "auto"))
-    model = wrap_model(hf_model.to(device), pack)
+    model = wrap_model(hf_model.to(device), pack, weights)
     if packets:
         model.place_packets(read_packets(Path(packets)))
     return model
@@ -89,16 +97,19 @@ def check_device(device: torch.device) -> None:
     )
 
 
-def wrap_model(hf_model: Any, pack: bool = True) -> LoadedModel:
+def wrap_model(hf_model: Any, pack: bool = True, weights: Weights = "exact") -> LoadedModel:
     """Takes over a built ``transformers`` causal LM (any device and dtype). ``pack``: where this makes it
-    faster; no gradient flows through packed weights and fused kernels.
+    faster; no gradient flows through packed weights and fused kernels. ``weights``: see ``EngineConfig``.
 
     Raises:
-        ModelUnsupported: see ``load_model``.
+        ConfigError, ModelUnsupported: see ``load_model``.
     """
     hf_model.eval().requires_grad_(False)
     model = take_over(hf_model)
-    if pack and can_pack(model.spec.device, model.spec.dtype):
+    if weights == "int8":
+        with torch.inference_mode():
+            model.quantise()
+    elif pack and can_pack(model.spec.device, model.spec.dtype):
         with torch.inference_mode():
             model.pack()
     elif pack and model.spec.device.type == "cuda":

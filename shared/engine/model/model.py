@@ -23,11 +23,13 @@ from torch import Tensor
 from shared.engine.attention import Attention
 from shared.engine.device_arrays import integers
 from shared.engine.model.adapting import AdaptedRows, AdapterWeights, adapting
+from shared.engine.model.int8 import SCHEME, quantise_linears
 from shared.engine.model.lora import LoraAdapter, linear_shapes
 from shared.engine.model.packets import Packets
 from shared.engine.model.packing import can_pack, pack_linears
 from shared.engine.model.rope import Angles
 from shared.engine.model.spec import ModelSpec
+from shared.engine_config import Weights
 from shared.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class LoadedModel:
         self.hf_model = hf_model
         self.spec = spec
         self.soft_PE: Tensor | None = None
+        self.weights: Weights = "exact"
         self._packets: Packets | None = None
         self._decoder = hf_model.model
         self._layers = list(hf_model.model.layers[: spec.num_layers])
@@ -68,13 +71,17 @@ class LoadedModel:
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits over everything that decides KV: the model's own, and packets, if there are any."""
+        """32 hex digits over everything that decides KV: the model's own, how its weights are rounded, and
+        packets, if there are any."""
         base = self.base_fingerprint
+        if self.weights == "int8":
+            base = hashlib.sha256(f"{base} {SCHEME}".encode()).hexdigest()[:32]
         return base if self._packets is None else self._packets.fingerprint(base)
 
     @functools.cached_property
     def base_fingerprint(self) -> str:
-        """Without packets: weights, their types, heads, rotation, and what the layers do besides."""
+        """Without packets, and of exact weights: these, their types, heads, rotation, and what the layers do
+        besides. Adapters and packets are made for it."""
         spec, settings = self.spec, self.hf_model.config.to_dict()
         chosen = sorted(
             (k, str(v)) for k, v in settings.items() if any(part in k for part in _SETTINGS_IN_KV)
@@ -91,6 +98,16 @@ class LoadedModel:
         """From now on the model's weights are for its products alone: nothing else reads them."""
         _ = self.base_fingerprint
         pack_linears(self.hf_model)
+
+    def quantise(self) -> None:
+        """From now on the weights of linear layers are int8, and KV is another model's.
+
+        Raises:
+            ConfigError, ModelUnsupported: see ``quantise_linears``.
+        """
+        _ = self.base_fingerprint
+        quantise_linears(self.hf_model)
+        self.weights = "int8"
 
     def fuse(self) -> None:
         """From now on small operations between the products are a kernel each (``fused``), where Triton is

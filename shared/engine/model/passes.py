@@ -10,7 +10,8 @@ import torch
 
 from shared.engine.attention import Lane, StepPlan
 from shared.engine.backends import backend_for
-from shared.engine.decoding.sampling import Draw, sample
+from shared.engine.decoding.draws import RowOutcome, Wanted
+from shared.engine.decoding.sampling import outcomes
 from shared.engine.device_arrays import integers
 from shared.engine.jobs.job import BranchWork, Computed
 from shared.engine.kv.arrival import Patience
@@ -24,6 +25,7 @@ from shared.engine.model.pass_graphs import (
 )
 from shared.engine.scheduler import Slice
 from shared.engine_config import EngineConfig
+from shared.errors import ConfigError
 
 Ended = tuple[Slice[BranchWork], list[Computed]]
 """A slice whose work has nothing pending any more, and what came of its last token and of each of its
@@ -35,7 +37,13 @@ class PassRunner:
 
     def __init__(self, model: LoadedModel, config: EngineConfig, record: Record | None = None) -> None:
         """``record``: of passes (``PassGraphs``); None: where there is a GPU, as CUDA graphs, if so
-        configured."""
+        configured.
+
+        Raises:
+            ConfigError: the model has other weights, or its device or processor is not one for the backend.
+        """
+        if config.weights == "int8" and model.weights != "int8":
+            raise ConfigError("engine.weights: int8, but the model was loaded with exact weights")
         self._model = model
         self._backend = backend_for(config, model.spec)
         if config.compile:
@@ -99,20 +107,22 @@ def _lanes(slices: Sequence[Slice[BranchWork]]) -> list[Lane]:
 
 
 def _continued(logits_BV: torch.Tensor, slices: Sequence[Slice[BranchWork]]) -> list[Ended]:
-    """Slices whose rows say what comes next. All that are drawn are drawn together."""
-    wanted = [draw for piece in slices for draw in _draws(piece)]
-    draws = {b: draw for b, draw in enumerate(wanted) if draw is not None}
+    """Slices whose rows say what comes next. All that is wanted of them is worked out together."""
+    wanted = [one for piece in slices for one in _wanted(piece)]
+    asked = [b for b, one in enumerate(wanted) if one.anything]
     rows_BV = logits_BV
-    if len(draws) < len(wanted):
-        rows_BV = logits_BV[integers(list(draws), logits_BV.device)]
-    chosen = dict(zip(draws, sample(rows_BV, list(draws.values())), strict=True)) if draws else {}
-    computed = (Computed(logits_BV[b], chosen.get(b)) for b in range(len(wanted)))
+    if len(asked) < len(wanted):
+        rows_BV = logits_BV[integers(asked, logits_BV.device)]
+    found = dict(zip(asked, outcomes(rows_BV, [wanted[b] for b in asked]), strict=True)) if asked else {}
+    computed = (Computed(logits_BV[b], found.get(b, RowOutcome())) for b in range(len(wanted)))
     return [(piece, list(islice(computed, 1 + len(piece.draft)))) for piece in slices]
 
 
-def _draws(piece: Slice[BranchWork]) -> list[Draw | None]:
-    """Of what comes behind its last token and, if the draft is right so far, behind each of its tokens."""
-    draw = piece.work.draw
-    if draw is None:
-        return [None]
-    return [draw, *(replace(draw, position=draw.position + nth) for nth in range(1, 1 + len(piece.draft)))]
+def _wanted(piece: Slice[BranchWork]) -> list[Wanted]:
+    """Of the row of its last token and, if the draft is right so far, of those of the draft's."""
+    wanted = piece.work.wanted
+    if not piece.draft:
+        return [wanted]
+    (draw,) = wanted.draws
+    later = (replace(draw, position=draw.position + nth) for nth in range(1, 1 + len(piece.draft)))
+    return [wanted, *(Wanted((one,)) for one in later)]

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shared.engine.device_arrays import brought
+
 Angles = tuple[Tensor, Tensor]
 
 
@@ -46,7 +48,8 @@ class Rotation:
         """cos and sin [R, F] of non-negative integer positions [R]."""
         index_R = torch.as_tensor(positions_R, dtype=torch.long)
         self._grow(int(index_R.max()) + 1)
-        index_R = index_R.to(self.device)
+        if index_R.device.type == "cpu":
+            index_R = brought(index_R, self.device)
         return self._cos_PF[index_R], self._sin_PF[index_R]
 
     def rotate(self, x_HRD: Tensor, angles: Angles) -> Tensor:
@@ -65,5 +68,5 @@ class Rotation:
             return
         size = max(1024, 1 << (num_positions - 1).bit_length())
         angles_PF = torch.arange(size, dtype=torch.float64)[:, None] * self._inv_freq_F
-        self._cos_PF = angles_PF.cos().float().to(self.device)
-        self._sin_PF = angles_PF.sin().float().to(self.device)
+        self._cos_PF = brought(angles_PF.cos().float(), self.device)
+        self._sin_PF = brought(angles_PF.sin().float(), self.device)

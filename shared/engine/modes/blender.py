@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention import Backend, Lane, StepPlan
+from shared.engine.device_arrays import integers
 from shared.engine.kv.arrival import Patience
 from shared.engine.kv.branch import Branch, Placement
 from shared.engine.kv.segment import Segment
@@ -62,34 +63,35 @@ class Blender:
         counts = blend_counts(ratio, len(branch.pending), spec.num_layers)
         first: list[tuple[int, ...]] = []
         deviations: tuple[float, ...] = ()
-        rows_R = torch.arange(len(branch.pending), device=spec.device)
+        rows = list(range(len(branch.pending)))
+        rows_R = torch.arange(len(rows), device=spec.device)
         hidden_RE = self.model.embed(branch.pending)
         for layer, count in enumerate(counts):
-            if count < len(rows_R):
-                by_row = self._deviations(layer - 1, rows_R)
-                kept = torch.tensor(best(by_row, count), dtype=torch.long, device=spec.device)
-                rows_R, hidden_RE = rows_R[kept], hidden_RE[kept]
+            if count < len(rows):
+                by_row = self._deviations(layer - 1, rows_R)  # where the host waits: it has to choose
+                kept = best(by_row, count)
+                kept_R = integers(kept, spec.device)
+                rows, rows_R, hidden_RE = [rows[i] for i in kept], rows_R[kept_R], hidden_RE[kept_R]
                 deviations = deviations or tuple(by_row)
-                first = first or [tuple(rows_R.tolist())]
+                first = first or [tuple(rows)]
             self._exclude(layer, rows_R)
             for kv in (branch.segment.k_LKTD, branch.segment.v_LKTD):
                 # what nobody sees weighs 0, and 0 times whatever was there before must be 0
                 kv[layer].zero_()
-            if len(rows_R):
-                hidden_RE = self._layer(layer, rows_R, hidden_RE)
+            if rows:
+                hidden_RE = self._layer(layer, rows, rows_R, hidden_RE)
         chosen = first[0] if first else tuple(range(len(branch.pending)))
         branch.segment.length = len(branch.pending)
         branch.pending.clear()
         return Blend(chosen, tuple(counts), deviations)
 
-    def _layer(self, layer: int, rows_R: Tensor, hidden_RE: Tensor) -> Tensor:
+    def _layer(self, layer: int, rows: Sequence[int], rows_R: Tensor, hidden_RE: Tensor) -> Tensor:
         """As a branch that has these tokens alone; then its keys and values move to their places among
         all."""
         branch, spec = self.branch, self.model.spec
         view = Branch(spec, (), branch.offset, branch.context)
-        places = np.append(rows_R.cpu().numpy(), len(branch.pending))
-        view.segment = Segment(spec, len(rows_R), places=places)
-        plan = StepPlan([Lane(view, 0, len(rows_R), self.adapter)], self.backend, self.patience)
+        view.segment = Segment(spec, len(rows), places=np.array([*rows, len(branch.pending)], np.int64))
+        plan = StepPlan([Lane(view, 0, len(rows), self.adapter)], self.backend, self.patience)
         hidden_RE = self.model.run_layer(layer, hidden_RE, plan)
         branch.segment.k_LKTD[layer][:, rows_R] = view.segment.k_LKTD[layer]
         branch.segment.v_LKTD[layer][:, rows_R] = view.segment.v_LKTD[layer]

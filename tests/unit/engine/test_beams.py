@@ -321,13 +321,13 @@ class TestMemory:
 class TestSearchAlone:
     def test_equal_sums_go_to_the_better_beam_and_the_smaller_token(self) -> None:
         search = BeamSearch(Beams(2), 3, ())
-        flat = torch.full((4,), 0.25).log()
+        flat = tuple(enumerate(torch.full((4,), 0.25).log().tolist()))
         assert [(r.parent, r.steps[-1].token_id) for r in search.advance([flat])] == [(0, 0), (0, 1)]
         assert [(r.parent, r.steps[-1].token_id) for r in search.advance([flat, flat])] == [(0, 0), (0, 1)]
 
     def test_more_beams_than_tokens(self) -> None:
         search = BeamSearch(Beams(8), 2, (2,))
-        flat = torch.tensor([0.5, 0.3, 0.2]).log()
+        flat = tuple(enumerate(torch.tensor([0.5, 0.3, 0.2]).log().tolist()))
         assert len(search.advance([flat])) == 2
         assert search.advance([flat, flat]) == []
         assert len(search.hypotheses) == 7, "one that ended, and six of full length"

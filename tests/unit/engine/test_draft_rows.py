@@ -9,7 +9,7 @@ import pytest
 
 from shared.engine import wrap_model
 from shared.engine.decoding.drafting import Drafter, text_of
-from shared.engine.decoding.sampling import Draw
+from shared.engine.decoding.draws import Draw, Wanted
 from shared.engine.jobs.job import BranchWork
 from shared.engine.kv.branch import Branch
 from shared.engine.model.spec import ModelSpec
@@ -29,8 +29,8 @@ def work_of(pending: Sequence[int], drafts: bool = True) -> Slice[BranchWork]:
     context = text_of([range(50, 100)])
     drafter = Drafter(context, (*range(60, 64),), room=100, longest=100) if drafts else None
     branch = Branch(spec(), tuple(pending), 0)
-    draw = Draw(SamplingParams(), 0, 0)
-    work = BranchWork(branch, lambda _: None, needs_logits=True, draw=draw, drafter=drafter)
+    wanted = Wanted((Draw(SamplingParams(), 0, 0),))
+    work = BranchWork(branch, lambda _: None, needs_logits=True, wanted=wanted, drafter=drafter)
     return Slice(work, len(pending))
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shared.engine.decoding.sampling import BLOCK_LEN, Draw, gumbel_noise, sample, truncate
+from shared.engine.decoding.draws import Draw
+from shared.engine.decoding.sampling import BLOCK_LEN, gumbel_noise, sample, truncate
 from shared.generation.asked import SamplingParams
 
 VOCAB = 3 * BLOCK_LEN + 77  # blocks, and a short one
