@@ -27,7 +27,7 @@ from tests.oracles import tiny_model
 
 COLLECTION = "towns"
 K = "3"
-STALL_S = 5
+STALL_S = 8
 """After which callers who take nothing are cut."""
 SECRET = "root:planted-in-the-settings"
 """The embedded index needs no token."""
