@@ -38,11 +38,16 @@ demo: venv ## start everything here, ingest the shipped documents, ask, show wha
 	@$(BIN)/kvquilt demo
 
 # The two-node cluster has a process of its own: Ray starts it by fork, which a process full of gRPC threads does not always survive.
+# Each test of e2e has the machine to itself; of the others, the files are shared out to a process per core.
 CLUSTER_TESTS := tests/e2e/test_kv_store_e2e.py
+SHARED_OUT := --numprocesses logical --maxprocesses 8 --dist loadfile
 
 test: venv ## the whole test suite
-	@$(BIN)/python -m pytest $(CLUSTER_TESTS)
-	@$(BIN)/python -m pytest --ignore=$(CLUSTER_TESTS)
+	@failed=0; \
+	$(BIN)/python -m pytest $(CLUSTER_TESTS) || failed=1; \
+	$(BIN)/python -m pytest $(SHARED_OUT) tests/contract tests/integration tests/unit || failed=1; \
+	$(BIN)/python -m pytest --ignore=$(CLUSTER_TESTS) tests/e2e || failed=1; \
+	exit $$failed
 
 test-k8s: venv ## on the cluster of KUBECONFIG: install, ask, break, upgrade; docs/images.md has its settings
 	@$(BIN)/python -m pytest tests/k8s --capture=no --verbose --timeout=1800

@@ -27,6 +27,8 @@ from tests.oracles import tiny_model
 
 COLLECTION = "towns"
 K = "3"
+STALL_S = 8
+"""After which callers who take nothing are cut."""
 SECRET = "root:planted-in-the-settings"
 """The embedded index needs no token."""
 
@@ -71,6 +73,7 @@ def stack(
         "gateway": {"shadow": {"share": 1.0}},
         "retrieval": {"milvus_token": SECRET},
         "internal_calls": True,  # test_another_cluster's gateway uses it
+        "limits": {"stall_s": STALL_S},
     }
     running = stacks.start(tmp_path_factory.mktemp("stack") / "data", **settings)
     try:

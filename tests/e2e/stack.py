@@ -46,6 +46,10 @@ class Stack:
         """The process of the store's agent."""
         return wait_for(lambda: next(iter(self._pids("ray::AgentActor")), None), "an agent of the store")
 
+    def proxy_pid(self) -> int:
+        """The process of Ray Serve that callers reach."""
+        return wait_for(lambda: next(iter(self._pids("ray::ProxyActor")), None), "a proxy")
+
     def kill_replica(self, application: str) -> None:
         os.kill(self.replica_pid(application), signal.SIGKILL)
 

@@ -16,7 +16,7 @@ from tests.k8s.images import Images
 from tests.k8s.release import FULLNAME, Release, Values
 from tests.k8s.shell import tell, wait_for
 
-SWITCH_S = 420.0
+SWITCH_S = 900.0
 BY_URI: Values = {
     "minio": {"enabled": False},
     "objects": {

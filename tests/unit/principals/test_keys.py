@@ -39,7 +39,9 @@ def test_a_mistyped_key_is_none(at: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "kvq_", KEY[:-1], KEY + "0", f" {KEY}", KEY.replace("_", "-"), "sk-abc"]
+    "text",
+    ["", "kvq_", KEY[:-1], KEY + "0", f" {KEY}", KEY.replace("_", "-"), "sk-abc"],
+    ids=["nothing", "its beginning", "shorter", "longer", "after a blank", "hyphens", "another's"],
 )
 def test_what_looks_alike_is_none(text: str) -> None:
     assert id_of(text) == ""
