@@ -57,8 +57,8 @@ class EngineConfig:
         first layer.
     late_rows: a chunk whose stored KV will probably come later than computing it would end is computed beside
         its loading; what ends first is used. This many rows of a step may go to such chunks, of those that
-        nobody else wants, and none while requests wait for admission. 0: stored KV is always waited for
-        (docs/load-or-compute.md).
+        nobody else wants, and none while requests wait for admission; 512 suit a store whose delays vary. 0:
+        stored KV is always waited for (docs/load-or-compute.md).
     late_from_s: only if that will probably save at least this long.
     adapters: directories of adapters that requests may name, by name, as PEFT saves them (docs/adapters.md).
         Not with compile.
@@ -82,7 +82,7 @@ class EngineConfig:
     speculation: int = 0
     pipelined: bool = True
     overlap_from_s: float = 0.03
-    late_rows: int = 512
+    late_rows: int = 0
     late_from_s: float = 0.1
     adapters: dict[str, str] = field(default_factory=dict, hash=False)
 

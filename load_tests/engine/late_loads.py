@@ -13,11 +13,13 @@ from enum import StrEnum
 from load_tests.engine.host_kv import HostKv
 from shared.engine.kv.late_chunks import LateCounts
 from shared.engine.kv.source import StoredSegment
-from shared.engine_config import EngineConfig
 from shared.generation.asked import Chunk
 from shared.measuring.asking import timings_of
 from shared.measuring.case import Case
 from shared.measuring.shapes import Shape, build_model
+
+LATE_ROWS = 512
+"""Of a step, that late chunks may have."""
 
 
 class Way(StrEnum):
@@ -47,7 +49,7 @@ class LateLoads:
         self._names = itertools.count()
         model = build_model(case.shape, case.device)
         room = 3 * case.prompt_len * case.shape.kv_bytes_per_token
-        late_rows = {Way.LOAD: 0, Way.COMPUTE: 0, Way.EITHER: EngineConfig().late_rows}
+        late_rows = {Way.LOAD: 0, Way.COMPUTE: 0, Way.EITHER: LATE_ROWS}
         self._engines = {
             way: case.build_engine(
                 None if way is Way.COMPUTE else self._kv, model, resident_bytes=room, late_rows=late_rows[way]
