@@ -13,7 +13,7 @@ from statistics import median
 from load_tests.benchmark import in_turn, say
 from load_tests.engine.batches import BatchEngine
 from load_tests.engine.chains import DocumentPrefill, flops_of
-from load_tests.engine.late_loads import LateLoads, Way
+from load_tests.engine.late_loads import LateLoads, WhichFirst
 from load_tests.engine.ours import Ours
 from load_tests.engine.quoting import Quoted, Quoting
 from load_tests.engine.sharing import Crowd, CrowdEngine
@@ -116,8 +116,8 @@ def compare_late(case: Case, delays_s: Sequence[float], runs: Runs) -> Iterator[
         for delay_s in delays_s:
             say(f"first token over {case.context} tokens that come {delay_s:g} s late")
             for _ in range(2):
-                worker.call(LateLoads.ttft_s, Way.EITHER, delay_s)  # learns what loading takes
-            ways = [(runs.cold, partial(worker.call, LateLoads.ttft_s, way, delay_s)) for way in Way]
+                worker.call(LateLoads.ttft_s, WhichFirst.EITHER, delay_s)  # learns what loading takes
+            ways = [(runs.cold, partial(worker.call, LateLoads.ttft_s, way, delay_s)) for way in WhichFirst]
             loaded, computed, either = in_turn(*ways)
             best = min(loaded, computed, key=median)
             found = measured(f"ttft_late_{delay_s:g}", either, "s", baseline=best)

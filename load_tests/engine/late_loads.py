@@ -22,7 +22,7 @@ LATE_ROWS = 512
 """Of a step, that late chunks may have."""
 
 
-class Way(StrEnum):
+class WhichFirst(StrEnum):
     LOAD = "load"
     COMPUTE = "compute"
     EITHER = "either"
@@ -49,22 +49,25 @@ class LateLoads:
         self._names = itertools.count()
         model = build_model(case.shape, case.device)
         room = 3 * case.prompt_len * case.shape.kv_bytes_per_token
-        late_rows = {Way.LOAD: 0, Way.COMPUTE: 0, Way.EITHER: LATE_ROWS}
+        late_rows = {WhichFirst.LOAD: 0, WhichFirst.COMPUTE: 0, WhichFirst.EITHER: LATE_ROWS}
         self._engines = {
             way: case.build_engine(
-                None if way is Way.COMPUTE else self._kv, model, resident_bytes=room, late_rows=late_rows[way]
+                None if way is WhichFirst.COMPUTE else self._kv,
+                model,
+                resident_bytes=room,
+                late_rows=late_rows[way],
             )
-            for way in Way
+            for way in WhichFirst
         }
-        for way in Way:
+        for way in WhichFirst:
             self.ttft_s(way, 0.0)
 
     @property
     def counts(self) -> LateCounts:
         """Of ``EITHER``."""
-        return self._engines[Way.EITHER].stats().late
+        return self._engines[WhichFirst.EITHER].stats().late
 
-    def ttft_s(self, way: Way, delay_s: float) -> float:
+    def ttft_s(self, way: WhichFirst, delay_s: float) -> float:
         """From the request's arrival to the first token, over chunks that nobody asked for before.
 
         Raises:

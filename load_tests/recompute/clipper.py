@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from load_tests.recompute.text import Speech
 from shared.engine.kv.chunk_reads import FirstLayer, Loaded
-from shared.engine.kv.loader import Load, Loader
+from shared.engine.kv.loader import ChunkLoad, Loader
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import ComputedChunk, SegmentSource
 from shared.engine.model.model import LoadedModel
@@ -109,7 +109,7 @@ class Clipper:
             LookupError: a chunk is not there any more.
         """
         events: queue.SimpleQueue[FirstLayer | Loaded] = queue.SimpleQueue()
-        self._loader.load(Load(self._lens), events.put)
+        self._loader.load(ChunkLoad(self._lens), events.put)
         found: dict[str, Segment] = {}
         while len(found) < len(self._lens):
             event = events.get()

@@ -13,7 +13,7 @@ from shared.engine.endings import Endings
 from shared.engine.jobs.context import ContextJob
 from shared.engine.jobs.prefill import PrefillJob
 from shared.engine.kv.chunk_reads import FirstLayer, Loaded
-from shared.engine.kv.loader import Load
+from shared.engine.kv.loader import ChunkLoad
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.prefills import Prefills
 from shared.engine.request_queue import RequestQueue
@@ -29,7 +29,7 @@ class AdmissionControl:
     cache: SegmentCache
     prefills: Prefills
     endings: Endings
-    on_loader: Callable[[FirstLayer | Loaded, Load, ContextJob], None]
+    on_loader: Callable[[FirstLayer | Loaded, ChunkLoad, ContextJob], None]
 
     def expire(self) -> None:
         now = time.monotonic()

@@ -27,7 +27,7 @@ from shared.engine.jobs.job import Sink
 from shared.engine.jobs.prefill import PrefillJob
 from shared.engine.kv.chunk_reads import FirstLayer, Loaded
 from shared.engine.kv.late_chunks import LateChunks
-from shared.engine.kv.loader import Load, Loader
+from shared.engine.kv.loader import ChunkLoad, Loader
 from shared.engine.kv.memory import DeviceMemory, Memory, pool_bytes
 from shared.engine.kv.residency import Pool
 from shared.engine.kv.segment_cache import SegmentCache
@@ -291,7 +291,7 @@ class Engine:
         if job := self._requests.get(request_id):
             self._endings.fail(job, Cancelled("the request was cancelled"))
 
-    def _on_loader(self, event: FirstLayer | Loaded, load: Load, job: ContextJob) -> None:
+    def _on_loader(self, event: FirstLayer | Loaded, load: ChunkLoad, job: ContextJob) -> None:
         """On a loader's thread. The pass that waits for these very chunks is not disturbed by them."""
         if isinstance(event, Loaded):
             ahead = self._steps.runs_ahead(job)

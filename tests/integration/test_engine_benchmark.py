@@ -32,7 +32,7 @@ from load_tests.engine.compare import (
     compare_speculation,
     compare_weights,
 )
-from load_tests.engine.late_loads import LateLoads, Way
+from load_tests.engine.late_loads import LateLoads, WhichFirst
 from load_tests.engine.quoting import Quoted, Quoting
 from load_tests.engine.sharing import Crowd
 from load_tests.plot import write_plot
@@ -213,10 +213,10 @@ def test_what_comes_late_is_computed_where_the_engine_may_choose() -> None:
     asked = LateLoads(SMALL)
     before = asked.counts.num_tokens
     for _ in range(3):
-        asked.ttft_s(Way.LOAD, 0.5)
+        asked.ttft_s(WhichFirst.LOAD, 0.5)
         assert asked.counts.num_tokens == before
     for _ in range(3):
-        asked.ttft_s(Way.EITHER, 0.5)
+        asked.ttft_s(WhichFirst.EITHER, 0.5)
     assert asked.counts.num_tokens >= before + SMALL.context
 
 

@@ -31,7 +31,7 @@ class RunningMean:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class LoadProgress:
     """Where the load of a chunk stands: asked for at an instant and, once it was found, being read from
     ``tier`` since ``found_s``. ``num_bytes``: of all that comes with it, since they come together."""
 
@@ -64,7 +64,7 @@ class Estimates:
         if num_rows >= TILE or not self._seen_many_rows:
             self.computing.add(seconds, num_rows, _MEMORY_ROWS / (_MEMORY_ROWS + num_rows))
 
-    def given_up(self, load: Progress, now_s: float) -> None:
+    def given_up(self, load: LoadProgress, now_s: float) -> None:
         """A load was not waited for. It tells something only if it was late already: it takes that long at
         least."""
         elapsed_s, expected_s = self._times(load, now_s)
@@ -75,7 +75,7 @@ class Estimates:
         else:
             self.read(load.tier, elapsed_s, load.num_bytes)
 
-    def remaining_s(self, load: Progress, now_s: float) -> float:
+    def remaining_s(self, load: LoadProgress, now_s: float) -> float:
         """Seconds until it is there. What is late, or was never seen, takes as long again as it has taken."""
         elapsed_s, expected_s = self._times(load, now_s)
         return expected_s - elapsed_s if elapsed_s < expected_s else elapsed_s
@@ -85,7 +85,7 @@ class Estimates:
         row_s = self.computing.mean
         return None if row_s is None else row_s * num_rows
 
-    def _times(self, load: Progress, now_s: float) -> tuple[float, float]:
+    def _times(self, load: LoadProgress, now_s: float) -> tuple[float, float]:
         """Seconds that it has taken, and that it should take. Until it is found, with luck it is where
         reading is quickest."""
         if load.found_s is not None:

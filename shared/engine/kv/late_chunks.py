@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from shared.engine.kv.chunk_reads import Loaded
-from shared.engine.kv.estimates import Estimates, Progress
+from shared.engine.kv.estimates import Estimates, LoadProgress
 from shared.engine.kv.load_or_compute import Awaited, Rows, worth_computing
-from shared.engine.kv.loader import Load
+from shared.engine.kv.loader import ChunkLoad
 from shared.engine.kv.residency import Entry
 from shared.engine.model.spec import ModelSpec
 
@@ -68,7 +68,7 @@ class LateChunks:
 
     # --- what became of it ---------------------------------------------------------------------------------
 
-    def on_loaded(self, load: Load, loaded: Loaded) -> None:
+    def on_loaded(self, load: ChunkLoad, loaded: Loaded) -> None:
         load.ended(loaded.key)
         if loaded.segment is None or load.found_s is None:
             return
@@ -82,10 +82,10 @@ class LateChunks:
         """So many tokens were computed for nothing."""
         self.counts.num_in_vain += num_computed
 
-    def on_computed_first(self, entry: Entry, load: Load) -> bool:
-        """Drops the load. True: it is stored; else whether it is will be told (see ``Load.drop``)."""
+    def on_computed_first(self, entry: Entry, load: ChunkLoad) -> bool:
+        """Drops the load. True: it is stored; else whether it is will be told (see ``ChunkLoad.drop``)."""
         self.estimates.given_up(self._progress(entry, load), self._clock())
         return load.drop(entry.stored_key)
 
-    def _progress(self, entry: Entry, load: Load) -> Progress:
+    def _progress(self, entry: Entry, load: ChunkLoad) -> LoadProgress:
         return load.progress(entry.stored_key, self._spec.kv_bytes_per_token)

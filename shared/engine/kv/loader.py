@@ -15,7 +15,7 @@ import torch
 
 from shared.engine.kv.chunk_reads import ChunkRead, Loaded, ReadList, Tell, is_broken
 from shared.engine.kv.copy_stream import CopyStream
-from shared.engine.kv.estimates import Progress
+from shared.engine.kv.estimates import LoadProgress
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import ComputedChunk, SegmentSource, StoredSegment
 from shared.engine.model.spec import ModelSpec
@@ -50,7 +50,7 @@ class FoundChain:
     chain: tuple[Chunk, ...] | None
 
 
-class Load:
+class ChunkLoad:
     """Chunks of one request on their way. Made and asked by the engine's thread, filled by the loader's.
 
     ``found_s``: when the source said which of them are stored; before that None. ``tiers``: of those that
@@ -100,12 +100,12 @@ class Load:
         with self._lock:
             self._reads.pop(key, None)
 
-    def progress(self, key: str, bytes_per_token: int) -> Progress:
+    def progress(self, key: str, bytes_per_token: int) -> LoadProgress:
         """Chunks that come from one tier come together, layer by layer."""
         tier = self.tiers.get(key, "")
         together = (k for k in self.chunk_lens if self.found_s is None or self.tiers.get(k) == tier)
         num_tokens = sum(self.chunk_lens[k] for k in together)
-        return Progress(self.asked_s, num_tokens * bytes_per_token, self.found_s, tier)
+        return LoadProgress(self.asked_s, num_tokens * bytes_per_token, self.found_s, tier)
 
 
 class Loader:
@@ -129,7 +129,7 @@ class Loader:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kv-save")
 
     def load(
-        self, load: Load, tell: Tell, encoding: str = "", traceparent: str = "", tenant: str = ""
+        self, load: ChunkLoad, tell: Tell, encoding: str = "", traceparent: str = "", tenant: str = ""
     ) -> None:
         """Reads the chunks of one request, layer by layer. Calls ``tell`` with ``Loaded`` once per chunk that
         is not dropped, before that perhaps with ``FirstLayer``. The others: see ``SegmentSource.open``."""
@@ -179,7 +179,7 @@ class Loader:
             log.exception("nobody can say what stands in front of chunk %s", chunk.chunk_id)
         tell(FoundChain(chunk.chunk_id, None if chain is None else tuple(chain)))
 
-    def _load(self, load: Load, tell: Tell, encoding: str, traceparent: str, tenant: str) -> None:
+    def _load(self, load: ChunkLoad, tell: Tell, encoding: str, traceparent: str, tenant: str) -> None:
         chunk_lens = load.chunk_lens
         stored = self._open(chunk_lens, encoding, traceparent, tenant)
 

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shared.engine.kv.branch import Branch
-from shared.engine.kv.loader import Load
+from shared.engine.kv.loader import ChunkLoad
 from shared.engine.kv.segment import Segment
 from shared.errors import InvalidRequest
 from shared.floors import Floors
@@ -62,7 +62,7 @@ class Entry:
     chain: tuple[Chunk, ...] | None = None
     broken: bool = False
     tenant: str = ""
-    load: Load | None = None
+    load: ChunkLoad | None = None
     late: bool = False
     only_loaded: bool = False
 

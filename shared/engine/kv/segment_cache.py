@@ -17,7 +17,7 @@ from shared.engine.jobs.job import BranchWork, Computed, Job
 from shared.engine.kv.branch import Branch
 from shared.engine.kv.chunk_reads import FirstLayer, Loaded
 from shared.engine.kv.late_chunks import LateChunks
-from shared.engine.kv.loader import Load, Loader
+from shared.engine.kv.loader import ChunkLoad, Loader
 from shared.engine.kv.missing_kv import Holders, MissingKv
 from shared.engine.kv.residency import LINK, PREFIX, Entry, Pool, State
 from shared.engine.kv.segment import Segment
@@ -68,7 +68,7 @@ class SegmentCache:
             if branch is not None:
                 self._pool.compute(job.prefix, branch)
 
-    def acquire_chunks(self, job: ContextJob, tell: Callable[[FirstLayer | Loaded, Load], None]) -> None:
+    def acquire_chunks(self, job: ContextJob, tell: Callable[[FirstLayer | Loaded, ChunkLoad], None]) -> None:
         """References to all chunks of the context; ``tell`` is called, on a loader's thread, for those that
         had to be looked for: see ``Loader.load``.
 
@@ -95,12 +95,12 @@ class SegmentCache:
     def _acquire(self, job: Job, key: str, token_ids: TokenIds) -> tuple[Entry, bool]:
         return self._pool.acquire(key, token_ids, job.request.tenant)
 
-    def on_arriving(self, arriving: FirstLayer, load: Load) -> None:
+    def on_arriving(self, arriving: FirstLayer, load: ChunkLoad) -> None:
         entry = self._pool.get(arriving.key)
         if entry is not None and entry.load is load and entry.state is State.LOADING:
             self._pool.stream(entry, arriving.segment)
 
-    def on_loaded(self, loaded: Loaded, load: Load, asker: ContextJob | None = None) -> None:
+    def on_loaded(self, loaded: Loaded, load: ChunkLoad, asker: ContextJob | None = None) -> None:
         """``asker``: whose it was looked for."""
         self._late.on_loaded(load, replace(loaded, key=loaded.key.removeprefix(LINK)))
         entry = self._pool.get(loaded.key)
@@ -144,8 +144,8 @@ class SegmentCache:
 
         self._loader.load(load, tell, encoding, tenant=job.request.tenant)
 
-    def _begun(self, entries: Mapping[str, Entry], chunk_lens: Mapping[str, int]) -> Load:
-        load = Load(chunk_lens, self._late.now_s)
+    def _begun(self, entries: Mapping[str, Entry], chunk_lens: Mapping[str, int]) -> ChunkLoad:
+        load = ChunkLoad(chunk_lens, self._late.now_s)
         for key in chunk_lens:
             entries[key].load = load
         return load
@@ -215,5 +215,7 @@ class SegmentCache:
         self.missing.check_invariants()
 
 
-def _told(tell: Callable[[FirstLayer | Loaded, Load], None], load: Load, event: FirstLayer | Loaded) -> None:
+def _told(
+    tell: Callable[[FirstLayer | Loaded, ChunkLoad], None], load: ChunkLoad, event: FirstLayer | Loaded
+) -> None:
     tell(event, load)

@@ -14,7 +14,7 @@ import torch
 from shared.engine import Engine
 from shared.engine.kv.arrival import Arrival
 from shared.engine.kv.late_chunks import LateChunks
-from shared.engine.kv.loader import Load
+from shared.engine.kv.loader import ChunkLoad
 from shared.engine.kv.residency import Entry, State
 from shared.errors import Cancelled, CorruptData
 from shared.generation.asked import GenerateRequest, total_len
@@ -391,7 +391,7 @@ class TestInVirtualTime:
 
     def entry(self, late: LateChunks, num_tokens: int = 100) -> Entry:
         entry = Entry("a", tuple(range(num_tokens)), State.LOADING, chain=())
-        entry.load = Load({"a": num_tokens}, late.now_s)
+        entry.load = ChunkLoad({"a": num_tokens}, late.now_s)
         return entry
 
     def is_late(self, late: LateChunks, entry: Entry) -> bool:

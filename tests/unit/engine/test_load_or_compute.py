@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.engine.kv.estimates import Estimates, Progress, RunningMean
+from shared.engine.kv.estimates import Estimates, LoadProgress, RunningMean
 from shared.engine.kv.load_or_compute import Awaited, Rows, worth_computing
 
 MB = 1 << 20
@@ -32,34 +32,36 @@ class TestEstimates:
             estimates.read("disk", 1.0, 10 * MB)
         for _ in range(30):
             estimates.read("objects", 8.0, 10 * MB)
-        assert estimates.remaining_s(Progress(0.0, 20 * MB, 5.0, "disk"), 5.0) == pytest.approx(2.0)
-        assert estimates.remaining_s(Progress(0.0, 20 * MB, 5.0, "objects"), 6.0) == pytest.approx(15.0)
+        assert estimates.remaining_s(LoadProgress(0.0, 20 * MB, 5.0, "disk"), 5.0) == pytest.approx(2.0)
+        assert estimates.remaining_s(LoadProgress(0.0, 20 * MB, 5.0, "objects"), 6.0) == pytest.approx(15.0)
         for _ in range(30):
             estimates.read("objects", 1.0, 10 * MB)
-        assert estimates.remaining_s(Progress(0.0, 20 * MB, 5.0, "objects"), 5.0) == pytest.approx(2, 0.02)
+        assert estimates.remaining_s(LoadProgress(0.0, 20 * MB, 5.0, "objects"), 5.0) == pytest.approx(
+            2, 0.02
+        )
 
     def test_until_it_is_found_a_chunk_may_be_where_reading_is_quickest(self) -> None:
         estimates = Estimates()
         estimates.found(0.5)
         estimates.read("disk", 1.0, MB)
         estimates.read("objects", 8.0, MB)
-        assert estimates.remaining_s(Progress(10.0, MB), 10.25) == pytest.approx(1.25)
+        assert estimates.remaining_s(LoadProgress(10.0, MB), 10.25) == pytest.approx(1.25)
 
     def test_what_is_late_or_was_never_seen_takes_as_long_again(self) -> None:
         estimates = Estimates()
-        assert estimates.remaining_s(Progress(1.0, MB), 3.5) == 2.5
-        assert estimates.remaining_s(Progress(1.0, MB, 2.0, "disk"), 3.5) == 1.5
+        assert estimates.remaining_s(LoadProgress(1.0, MB), 3.5) == 2.5
+        assert estimates.remaining_s(LoadProgress(1.0, MB, 2.0, "disk"), 3.5) == 1.5
         estimates.read("disk", 1.0, MB)
-        assert estimates.remaining_s(Progress(1.0, MB, 2.0, "disk"), 3.5) == 1.5
+        assert estimates.remaining_s(LoadProgress(1.0, MB, 2.0, "disk"), 3.5) == 1.5
 
     def test_a_load_that_was_given_up_counts_if_it_was_late(self) -> None:
-        estimates, load = Estimates(), Progress(0.0, MB, 0.0, "disk")
+        estimates, load = Estimates(), LoadProgress(0.0, MB, 0.0, "disk")
         estimates.read("disk", 1.0, MB)
         estimates.given_up(load, 0.5)
         assert estimates.reading["disk"].mean == 1.0 / MB
         estimates.given_up(load, 4.0)
         assert estimates.remaining_s(load, 0.0) == pytest.approx((0.8 + 4) / 1.8)
-        estimates.given_up(Progress(0.0, MB), 3.0)
+        estimates.given_up(LoadProgress(0.0, MB), 3.0)
         assert estimates.finding.mean == 3.0, "it was not even found"
 
     def test_passes_of_few_rows_count_until_there_was_one_of_many(self) -> None:

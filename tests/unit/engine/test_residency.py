@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shared.engine.kv.branch import Branch
-from shared.engine.kv.loader import Load
+from shared.engine.kv.loader import ChunkLoad
 from shared.engine.kv.residency import Entry, Pool, State
 from shared.engine.kv.segment import Segment
 from shared.engine.model.rope import RopeSpec
@@ -160,7 +160,7 @@ def test_a_pass_may_begin_on_what_arrives_until_that_fails() -> None:
 def test_what_is_computed_beside_its_load_counts_once_and_waits_for_it_again_when_nobody_asks() -> None:
     pool = Pool(100 * TOKEN_BYTES)
     entry, _ = pool.acquire("a", (1, 2))
-    entry.load, entry.late = Load({"a": 2}, 0.0), True
+    entry.load, entry.late = ChunkLoad({"a": 2}, 0.0), True
     pool.stream(entry, segment(2))
     pool.compute(entry, Branch(SPEC, (1, 2), 0))
     assert (pool.num_bytes, pool.used_bytes) == (0, 0)
