@@ -29,7 +29,7 @@ from services.kv_store.s3.bucket import ObjectBlobs
 from services.kv_store.s3.settings import ObjectSettings
 from services.kv_store.tiers.chunk_names import blob_of
 from shared.engine.kv.chunk_reads import FirstLayer, Loaded
-from shared.engine.kv.loader import Load, Loader
+from shared.engine.kv.loader import ChunkLoad, Loader
 from shared.engine_config import EngineConfig
 from shared.measuring.report import Measurement, measured
 from shared.stored_segments.source import StoreSegmentSource
@@ -118,7 +118,7 @@ async def _load_s(loader: Loader, chunk_lens: Mapping[str, int]) -> float:
             loop.call_soon_threadsafe(arriving.put_nowait, event)
 
     started = time.perf_counter()
-    loader.load(Load(chunk_lens), tell)
+    loader.load(ChunkLoad(chunk_lens), tell)
     arrived = [await arriving.get() for _ in chunk_lens]
     elapsed = time.perf_counter() - started
     assert all(loaded.segment for loaded in arrived), "the node could not fetch a chunk"

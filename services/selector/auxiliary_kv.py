@@ -14,7 +14,7 @@ from services.selector.chains import Chains, Placed
 from services.selector.resident import Resident
 from services.selector.worker_thread import Turn, WorkerThread
 from shared.engine.kv.chunk_reads import Loaded
-from shared.engine.kv.loader import Checked, Load, Loader, Saved
+from shared.engine.kv.loader import Checked, ChunkLoad, Loader, Saved
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import ComputedChunk, SegmentSource
 from shared.errors import ContextTooLong
@@ -181,7 +181,9 @@ class AuxiliaryKv:
         if not chunk_lens:
             return []
         loaded: list[Loaded] = await _told(
-            lambda tell: self._loader.load(Load(chunk_lens), tell, traceparent=traceparent, tenant=tenant),
+            lambda tell: self._loader.load(
+                ChunkLoad(chunk_lens), tell, traceparent=traceparent, tenant=tenant
+            ),
             len(chunk_lens),
             Loaded,
         )
