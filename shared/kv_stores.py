@@ -23,9 +23,8 @@ from shared.kv_types import (
     OpenedChunk,
     Origin,
     PeerCopy,
-    PinnedChunks,
-    PinnedDocuments,
 )
+from shared.pinned import PinnedChunks, PinnedDocuments
 from shared.request import RequestContext
 
 

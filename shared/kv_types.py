@@ -288,20 +288,3 @@ class AlikeDocuments:
 class ManifestPage:
     manifests: tuple[Manifest, ...]
     truncated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PinnedDocuments:
-    """``document_id`` empty: the whole collection."""
-
-    collection: str
-    document_id: str
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class PinnedChunks:
-    """``version`` is equal for equal sets; a set whose version the asker knew comes without its ids."""
-
-    version: str
-    chunk_ids: frozenset[str] = frozenset()

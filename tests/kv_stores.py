@@ -21,7 +21,7 @@ from services.kv_store.blobs.disk import Disk, VolatileDisk
 from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.config import KvStoreConfig, MemoryConfig
 from services.kv_store.documents.quotas import QuotaConfig
-from services.kv_store.fetching.fetch import FetchConfig
+from services.kv_store.fetching.config import FetchConfig
 from services.kv_store.fetching.flight import FlightReader, Flights, FlightServer, ReadChunk, Write
 from services.kv_store.handlers import StoreHandlers
 from services.kv_store.node.agent import Agent

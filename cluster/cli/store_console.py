@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from shared.kv_reports import DamagedCopy, DamagedRecord, StoreStats, TierStats
-from shared.kv_types import AlikeDocuments, KvContext, PinnedDocuments
+from shared.kv_types import AlikeDocuments, KvContext
+from shared.pinned import PinnedDocuments
 
 
 def tiers_table(stats: StoreStats) -> Table:

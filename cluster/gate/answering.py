@@ -164,10 +164,8 @@ class EngineAnswers:
     @property
     def fingerprints(self) -> Mapping[str, str]:
         """Of the models."""
-        return {
-            "primary": self.model.fingerprint,
-            "auxiliary": self.selections.fingerprint if self.selections else "",
-        }
+        auxiliary = self.selections.fingerprint if self.selections else ""
+        return {"primary": self.model.fingerprint, "auxiliary": auxiliary}
 
     def close(self) -> None:
         self.engine.shut_down()
@@ -262,17 +260,15 @@ class EngineAnswers:
 
     def _run(self, groups: Sequence[Group], sampling: SamplingParams) -> dict[int, list[EngineReply]]:
         """Answers by request, in the order of its questions."""
-        asked = AskedTogether(
-            self.engine,
-            [
-                replace(
-                    group.request,
-                    questions=tuple(map(self.prompts.encode_question, group.questions)),
-                    sampling=replace(sampling, watch_ids=tuple(sorted(group.watched))),
-                )
-                for group in groups
-            ],
-        )
+        requests = [
+            replace(
+                group.request,
+                questions=tuple(map(self.prompts.encode_question, group.questions)),
+                sampling=replace(sampling, watch_ids=tuple(sorted(group.watched))),
+            )
+            for group in groups
+        ]
+        asked = AskedTogether(self.engine, requests)
         asked.run()
         return {
             id(group): list(self._replies(len(group.questions), events))

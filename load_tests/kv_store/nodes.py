@@ -9,7 +9,7 @@ from pathlib import Path
 
 from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.config import KvStoreConfig, MemoryConfig
-from services.kv_store.fetching.fetch import FetchConfig
+from services.kv_store.fetching.config import FetchConfig
 from services.kv_store.fetching.flight import FlightServer
 from services.kv_store.node.agent import Agent
 from services.kv_store.node.builder import Node, build_node

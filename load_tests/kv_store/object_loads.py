@@ -23,7 +23,7 @@ from load_tests.benchmark import in_turn
 from load_tests.kv_store.nodes import disk_node
 from load_tests.kv_store.stored_chunks import ChunkShape, write_random_chunk
 from load_tests.servers.s3 import S3Server
-from services.kv_store.fetching.fetch import FetchConfig
+from services.kv_store.fetching.config import FetchConfig
 from services.kv_store.fetching.verification import verify_object
 from services.kv_store.s3.bucket import ObjectBlobs
 from services.kv_store.s3.settings import ObjectSettings

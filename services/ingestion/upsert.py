@@ -10,6 +10,8 @@
 A crash after any step leaves a document that is whole or not to be found, and running the same document again
 goes on where it stopped: durable KV is not computed again, an equal manifest is not written again, an indexed
 document is not embedded again.
+
+Longer than other modules: the order of the steps is checked best in one place.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.kv_store.documents.quotas import QuotaConfig
-from services.kv_store.fetching.fetch import FetchConfig
+from services.kv_store.fetching.config import FetchConfig
 from services.kv_store.s3.settings import ObjectSettings
 from services.kv_store.tiers.memory_directory import memory_directory
 from shared.audit import AuditConfig

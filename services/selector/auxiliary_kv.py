@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TypeVar
 
 from services.selector.chains import Chains, Placed
 from services.selector.resident import Resident
@@ -22,12 +21,11 @@ from shared.generation.asked import Chunk
 from shared.locks import Locks
 from shared.request import RequestContext
 from shared.selection.scoring import Scorer
-from shared.threads import call_on
+from shared.threads import call_on, events_of
 from shared.tracing.spans import is_traced
 
 log = logging.getLogger(__name__)
 
-EventT = TypeVar("EventT")
 Ids = tuple[int, ...]
 
 
@@ -153,7 +151,7 @@ class AuxiliaryKv:
                 segment = await self._encode(ctx, Turn.INGESTION, chunk.token_ids, behind, index)
             near[chunk.chunk_id] = segment
             ctx.check_deadline("encoding chunks")
-            (saved,) = await _told(
+            (saved,) = await events_of(
                 lambda tell: self._loader.save(
                     self._computed(ctx, chunk, segment, replace=checked.broken), tell
                 ),
@@ -180,7 +178,7 @@ class AuxiliaryKv:
         """One answer per chunk."""
         if not chunk_lens:
             return []
-        loaded: list[Loaded] = await _told(
+        loaded: list[Loaded] = await events_of(
             lambda tell: self._loader.load(
                 ChunkLoad(chunk_lens), tell, traceparent=traceparent, tenant=tenant
             ),
@@ -192,7 +190,7 @@ class AuxiliaryKv:
 
     async def _verified(self, tenant: str, chunk: Chunk) -> Checked:
         lens = {chunk.chunk_id: len(chunk.token_ids)}
-        (checked,) = await _told(lambda tell: self._loader.verify(lens, tell, tenant=tenant), 1, Checked)
+        (checked,) = await events_of(lambda tell: self._loader.verify(lens, tell, tenant=tenant), 1, Checked)
         return checked
 
     async def _compute(
@@ -291,17 +289,3 @@ class AuxiliaryKv:
             tenant=ctx.tenant,
             parent_id=chunk.parent_id,
         )
-
-
-async def _told(
-    start: Callable[[Callable[[object], None]], None], num_events: int, kind: type[EventT]
-) -> list[EventT]:
-    """The events of ``kind`` that a loader's threads tell."""
-    loop, events = asyncio.get_running_loop(), asyncio.Queue[EventT]()
-
-    def tell(event: object) -> None:
-        if isinstance(event, kind):
-            call_on(loop, events.put_nowait, event)
-
-    start(tell)
-    return [await events.get() for _ in range(num_events)]

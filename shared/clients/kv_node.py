@@ -14,7 +14,8 @@ from shared.clients.kv_store import APPLICATION, KvStoreClient
 from shared.clients.kv_store import SERVICE as STORE_SERVICE
 from shared.clients.service import ServiceClient
 from shared.clients.transport import Transport
-from shared.kv_types import Chain, ChunkPage, DeletedChunks, OpenedChunk, Origin, PeerCopy, PinnedChunks
+from shared.kv_types import Chain, ChunkPage, DeletedChunks, OpenedChunk, Origin, PeerCopy
+from shared.pinned import PinnedChunks
 from shared.principals.credentials import Credentials, no_credentials
 from shared.request import RequestContext
 from shared.wire.kv_store import CHAIN, CHUNK_PAGE, DELETED, OPENED, PEER_COPY

@@ -14,8 +14,8 @@ from shared.kv_types import (
     Manifest,
     ManifestPage,
     Origin,
-    PinnedDocuments,
 )
+from shared.pinned import PinnedDocuments
 from shared.request import RequestContext
 from shared.wire.kv_store import (
     ALIKE,

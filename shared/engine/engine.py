@@ -21,8 +21,9 @@ from shared.engine.decoding.text import Decode
 from shared.engine.endings import Endings
 from shared.engine.inbox import Inbox
 from shared.engine.jobs.answers import GenerateJob
-from shared.engine.jobs.context import ContextJob, Host
+from shared.engine.jobs.context import ContextJob
 from shared.engine.jobs.forest import ForestJob
+from shared.engine.jobs.host import Host
 from shared.engine.jobs.job import Sink
 from shared.engine.jobs.prefill import PrefillJob
 from shared.engine.kv.chunk_reads import FirstLayer, Loaded

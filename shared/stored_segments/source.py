@@ -132,11 +132,8 @@ class StoreSegmentSource:
 
     def save(self, chunk: ComputedChunk) -> None:
         """Writes the file next to the store's own and hands it over, which moves it: one write, no copy."""
-        encoding, k_LHTD, v_LHTD = (
-            chunk.encoding or self._encoding,
-            chunk.segment.k_LKTD,
-            chunk.segment.v_LKTD,
-        )
+        encoding = chunk.encoding or self._encoding
+        k_LHTD, v_LHTD = chunk.segment.k_LKTD, chunk.segment.v_LKTD
         layers = self._encoded.pop(k_LHTD[0], None) if encoding == self._encoding else None
         layers = layers or encode_layers(encoding, k_LHTD, v_LHTD, self._scratch)
         header = self._shape.header(chunk.key, chunk.prefix_ids, chunk.token_ids, encoding)
@@ -175,11 +172,8 @@ class StoreSegmentSource:
                 except NotFound:
                     yield chunk.chunk_id, None
                 except (NewerFormat, Unavailable) as error:
-                    log.warning(
-                        "stored KV of chunk %s cannot be had (%s); it is recomputed",
-                        chunk.chunk_id,
-                        error.detail,
-                    )
+                    told = "stored KV of chunk %s cannot be had (%s); it is recomputed"
+                    log.warning(told, chunk.chunk_id, error.detail)
 
     def _segment(self, chunk: OpenedChunk, num_tokens: int, tenant: str) -> StoredSegment:
         """

@@ -15,8 +15,8 @@ from shared.kv_types import (
     ManifestPage,
     OpenedChunk,
     PeerCopy,
-    PinnedDocuments,
 )
+from shared.pinned import PinnedDocuments
 from shared.wire.message import Conversion, MessageWire, TupleWire
 
 ALIKE = MessageWire(AlikeDocuments, pb.AlikeDocuments)

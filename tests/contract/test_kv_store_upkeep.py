@@ -14,7 +14,8 @@ from services.kv_store.tiers.chunk_names import blob_of
 from shared.errors import FailedPrecondition, InvalidRequest, NotFound
 from shared.kv_reports import CollectedGarbage, DamagedCopy, PrincipalStats, TenantStats, VerifyProgress
 from shared.kv_stores import NodeAgent
-from shared.kv_types import Manifest, ManifestChunk, PinnedDocuments
+from shared.kv_types import Manifest, ManifestChunk
+from shared.pinned import PinnedDocuments
 from shared.principals.principal import OPERATOR
 from shared.request import RequestContext
 from tests.dict_blobs import DictBlobs

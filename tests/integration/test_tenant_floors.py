@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.kv_store.fetching.fetch import FetchConfig
+from services.kv_store.fetching.config import FetchConfig
 from services.kv_store.node.agent import Agent
 from shared.clients.kv_node import AgentClient
 from shared.request import RequestContext

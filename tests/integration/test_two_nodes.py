@@ -11,7 +11,7 @@ import pytest
 
 from load_tests.servers.s3 import S3Server
 from services.kv_store.blobs.protocol import Blobs
-from services.kv_store.fetching.fetch import FetchConfig
+from services.kv_store.fetching.config import FetchConfig
 from services.kv_store.fetching.flight import FlightReader
 from services.kv_store.node.agent import Agent
 from services.kv_store.s3.bucket import ObjectBlobs

@@ -21,7 +21,7 @@ from services.kv_store.documents.sealed_json import seal, unseal, unseal_lines
 from shared.errors import KvquiltError, NewerFormat, NotFound, StorageFull, Unavailable
 from shared.kv_format import SealKeys
 from shared.kv_reports import DamagedRecord
-from shared.kv_types import PinnedChunks
+from shared.pinned import PinnedChunks
 
 log = logging.getLogger(__name__)
 

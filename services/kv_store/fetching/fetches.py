@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from services.kv_store.blobs.protocol import Blobs, Link
-from services.kv_store.fetching.fetch import Fetch, FetchConfig, FetchRoom
+from services.kv_store.fetching.config import FetchConfig
+from services.kv_store.fetching.fetch import Fetch, FetchRoom
 from services.kv_store.fetching.reading_threads import ReadingThreads
 from services.kv_store.fetching.sources import ObjectSource, PeerSearch, Source
 from services.kv_store.tiers.chunk_names import blob_of

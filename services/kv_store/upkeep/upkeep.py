@@ -27,7 +27,8 @@ from services.kv_store.upkeep.scrub import Scrub, scrub_cluster
 from shared.errors import KvquiltError, Unavailable
 from shared.kv_reports import CollectedGarbage, DamagedRecord, TenantStats, VerifyProgress
 from shared.kv_stores import NodeAgent
-from shared.kv_types import ChunkPage, DeletedChunks, Manifest, PinnedChunks, PinnedDocuments
+from shared.kv_types import ChunkPage, DeletedChunks, Manifest
+from shared.pinned import PinnedChunks, PinnedDocuments
 from shared.readers import reads_everything
 from shared.request import RequestContext, check_name
 

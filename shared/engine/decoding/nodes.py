@@ -12,7 +12,8 @@ from shared.engine.admission import check_ids
 from shared.engine.decoding.drafting import Drafter
 from shared.engine.decoding.draws import Draw, Wanted
 from shared.engine.decoding.text import Growth
-from shared.engine.jobs.context import Grower, Host
+from shared.engine.jobs.context import Grower
+from shared.engine.jobs.host import Host
 from shared.engine.kv.branch import Branch, Placement, Tempering
 from shared.errors import ContextTooLong, FailedPrecondition, InvalidRequest, NotFound
 from shared.generation.forest import Merge

@@ -4,47 +4,26 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from shared.engine.admission import check_recompute
 from shared.engine.decoding.drafting import Drafter, Text, text_of
 from shared.engine.decoding.draws import Wanted
-from shared.engine.decoding.text import Decode, Growth, TextStream
+from shared.engine.decoding.text import Growth
 from shared.engine.decoding.tree import reachable
+from shared.engine.jobs.host import Host
 from shared.engine.jobs.job import BranchWork, Computed, Job, OwnPass
 from shared.engine.kv.branch import Branch, Tempering
 from shared.engine.kv.residency import Entry
 from shared.engine.model.adapting import AdapterWeights
-from shared.engine.model.rope import Rotation
-from shared.engine.model.spec import ModelSpec
 from shared.engine.modes.token_selection import num_private
 from shared.engine.scheduler import Demand
-from shared.engine_config import EngineConfig
 from shared.errors import InvalidRequest
 from shared.generation.asked import GenerateRequest, SamplingParams, total_len
 from shared.generation.forest import Command
 from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.told import Usage
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """The engine, as far as requests over a context know it. ``decode``: see ``Engine``; ``adapters``: by
-    name."""
-
-    spec: ModelSpec
-    config: EngineConfig
-    decode: Decode | None
-    rotation: Rotation
-    adapters: Mapping[str, AdapterWeights] = field(default_factory=dict)
-
-    def eos_ids(self, params: SamplingParams) -> frozenset[int]:
-        return frozenset() if params.ignore_eos else self.spec.eos_ids
-
-    def growth(self, params: SamplingParams, drafter: Drafter | None = None) -> Growth:
-        text = TextStream(self.decode, params.stop, params.stop_repeated)
-        return Growth(params, text, self.eos_ids(params), drafter)
 
 
 class Grower(ABC):

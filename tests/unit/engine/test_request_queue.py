@@ -11,7 +11,8 @@ import torch
 
 from shared.engine.admission_control import AdmissionControl
 from shared.engine.endings import Endings
-from shared.engine.jobs.context import ContextJob, Grower, Host
+from shared.engine.jobs.context import ContextJob, Grower
+from shared.engine.jobs.host import Host
 from shared.engine.jobs.job import Computed
 from shared.engine.jobs.prefill import PrefillJob
 from shared.engine.kv.branch import Branch

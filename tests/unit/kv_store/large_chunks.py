@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from services.kv_store.fetching.fetch import FetchConfig
+from services.kv_store.fetching.config import FetchConfig
 from services.kv_store.fetching.flight import FlightReader
 from services.kv_store.fetching.nodes import Neighbours
 from services.kv_store.fetching.sources import PeerSearch

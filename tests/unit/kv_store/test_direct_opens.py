@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.kv_store.blobs.protocol import Link
-from services.kv_store.fetching.fetch import FetchConfig
+from services.kv_store.fetching.config import FetchConfig
 from services.kv_store.tiers.chunk_names import blob_of
 from shared.kv_types import RemoteFile
 from tests.dict_blobs import DictBlobs

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.kv_store.fetching.fetch import FetchConfig
+from services.kv_store.fetching.config import FetchConfig
 from services.kv_store.tiers.chunk_names import blob_of
 from shared.errors import KvquiltError, NotFound, Unavailable
 from shared.kv_types import OpenedChunk
