@@ -40,7 +40,7 @@ demo: venv ## start everything here, ingest the shipped documents, ask, show wha
 # The two-node cluster has a process of its own: Ray starts it by fork, which a process full of gRPC threads does not always survive.
 # Each test of e2e has the machine to itself; of the others, the files are shared out to a process per core.
 CLUSTER_TESTS := tests/e2e/test_kv_store_e2e.py
-SHARED_OUT := --numprocesses logical --maxprocesses 8 --dist loadfile
+SHARED_OUT := --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test: venv ## the whole test suite
 	@failed=0; \
