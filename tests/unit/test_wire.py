@@ -18,7 +18,7 @@ from protos.kvquilt.v1 import (
     retrieval_pb2,
     selection_pb2,
 )
-from shared import answer, documents, kv_reports, kv_types, search
+from shared import answer, documents, kv_reports, kv_types, pinned, search
 from shared.clients.health import HEALTH, ServiceHealth
 from shared.errors import InternalError, InvalidRequest, NotFound
 from shared.generation import asked, described, forest, modes, orders, pieces, selection, told
@@ -530,7 +530,7 @@ INFOS = tuples(
         (storing.STATS, STORES),
         (storing.VERIFIED, st.builds(kv_reports.VerifyProgress, SEEDS, SEEDS, DAMAGED, tuples(TEXT))),
         (storing.COLLECTED, st.builds(kv_reports.CollectedGarbage, SEEDS, SEEDS, SEEDS)),
-        (storing.PINNED, st.builds(kv_types.PinnedDocuments, TEXT, TEXT, SEEDS)),
+        (storing.PINNED, st.builds(pinned.PinnedDocuments, TEXT, TEXT, SEEDS)),
         (
             storing.OPENED,
             st.builds(kv_types.OpenedChunk, TEXT, st.booleans(), TEXT, SEEDS, RANGES, TEXT, TEXT),
