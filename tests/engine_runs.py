@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from hypothesis import strategies as st
 
 from shared.engine import Engine, EngineConfig, wrap_model
 from shared.engine.jobs.context import ContextJob
@@ -24,6 +25,16 @@ from shared.identity import chunk_identity
 from tests.oracles import ORACLES, VOCAB, Chained, Generated, assert_same_generation, tiny_model
 
 PATIENCE_S = 60.0
+
+
+def any_lengths(most_chunks: int = 8, longest_question: int = 40) -> dict[str, st.SearchStrategy[Any]]:
+    """Of a request's prefix, chunks and questions in tokens, and the seed of its ids, for ``given``."""
+    return {
+        "prefix": st.integers(0, 9),
+        "chunks": st.lists(st.integers(1, 90), max_size=most_chunks),
+        "questions": st.lists(st.integers(1, longest_question), min_size=1, max_size=3),
+        "seed": st.integers(0, 3),
+    }
 
 
 @dataclass

@@ -146,6 +146,25 @@ class HookedBlobs(WrappedBlobs):
         self.hook(method, name)
 
 
+class HangingBlobs(WrappedBlobs):
+    """Answers two ranged reads; those after them wait for ``may_answer``."""
+
+    def __init__(self, inner: Blobs) -> None:
+        super().__init__(inner)
+        self.may_answer = threading.Event()
+        self._lock = threading.Lock()
+        self._num_reads = 0
+
+    def before(self, method: str, name: str) -> None:
+        if method != "read_to":
+            return
+        with self._lock:
+            self._num_reads += 1
+            waits = self._num_reads > 2
+        if waits:
+            self.may_answer.wait(30)
+
+
 class DyingBlobs(WrappedBlobs):
     """The process dies at change ``dies_at`` (counted from 0), ``after`` or before it was made; later ones
     are not made either."""

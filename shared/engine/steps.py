@@ -134,9 +134,9 @@ class Steps:
         return True
 
     def _timed(self, slices: Sequence[Slice[BranchWork]]) -> AbstractContextManager[None]:
-        """Of passes that prefill, and wait for no layers."""
+        """Of passes that prefill, and wait for no layers, where late chunks may be computed."""
         prefills = any(piece.num_rows > 1 for piece in slices) and slices[0].work.own_pass is None
-        if not prefills or self._ahead is not None:
+        if not self.scheduler.late_rows or not prefills or self._ahead is not None:
             return nullcontext()
         return self.times.measured(sum(piece.num_rows for piece in slices))
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
-import logging
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
@@ -20,10 +18,9 @@ from torch import Tensor
 
 from shared.engine.attention import Lane
 from shared.engine.backends.tables import LOG2_E, Tiling, plan_tables
+from shared.engine.compiled import compiled_library
 from shared.engine.model.spec import ModelSpec
 from shared.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 LIBRARY = "shared.engine.backends._native"
 LEVELS = {1: "AVX2", 2: "AVX-512 with bfloat16"}
@@ -56,13 +53,9 @@ class _Rows(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """None: this installation has none, or one that was compiled from other sources."""
-    found = importlib.util.find_spec(LIBRARY)
-    if found is None or found.origin is None:
-        return None
-    loaded = ctypes.CDLL(found.origin)
-    if not fits(loaded):
-        log.warning("%s was compiled from other sources; reinstall kvquilt to use its kernels", found.origin)
+    """None: see ``compiled_library``."""
+    loaded = compiled_library(LIBRARY, fits)
+    if loaded is None:
         return None
     loaded.kvquilt_level.restype = c_int
     loaded.kvquilt_workspace_bytes.restype = c_int64

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
-import logging
 from collections.abc import Iterator
 from ctypes import POINTER, c_int, c_int32, c_int64, c_void_p
 from typing import Any
@@ -22,10 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from shared.engine.compiled import compiled_library
 from shared.engine.model.rounding import TOLERANCE, relative_error
 from shared.errors import ConfigError, ModelUnsupported
-
-log = logging.getLogger(__name__)
 
 LIBRARY = "shared.engine.model._int8"
 SCHEME = "int8 per output"
@@ -71,13 +68,9 @@ class _Weights(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """None: this installation has none, or one that was compiled from other sources."""
-    found = importlib.util.find_spec(LIBRARY)
-    if found is None or found.origin is None:
-        return None
-    loaded = ctypes.CDLL(found.origin)
-    if not fits(loaded):
-        log.warning("%s was compiled from other sources; reinstall kvquilt to use its kernels", found.origin)
+    """None: see ``compiled_library``."""
+    loaded = compiled_library(LIBRARY, fits)
+    if loaded is None:
         return None
     loaded.kvquilt_int8_level.restype = c_int
     loaded.kvquilt_int8_product.restype = loaded.kvquilt_int8_weights.restype = None

@@ -32,7 +32,16 @@ from shared.generation.forest import ForestRequest, Fork, Grow, Start
 from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.told import Event, GrownEvent, SelectedEvent, TokenEvent
 from tests import oracles
-from tests.engine_runs import Prompts, Run, Shelf, assert_alike, assert_equals_oracle, engine_of, run
+from tests.engine_runs import (
+    Prompts,
+    Run,
+    Shelf,
+    any_lengths,
+    assert_alike,
+    assert_equals_oracle,
+    engine_of,
+    run,
+)
 from tests.lora_adapters import merged, random_adapter
 from tests.oracles import FAMILIES, ORACLES, Generated, as_dtype, assert_same_generation, tiny_model
 
@@ -155,10 +164,7 @@ class TestPrivateRowsAreTheAdaptedModels:
     @given(
         family=st.sampled_from(("llama3", "qwen3", "phi3_partial")),
         mode=st.sampled_from((ReuseMode.REORDERED, ReuseMode.EPIC, ReuseMode.APE)),
-        prefix=st.integers(0, 9),
-        chunks=st.lists(st.integers(1, 90), max_size=6),
-        questions=st.lists(st.integers(1, 40), min_size=1, max_size=3),
-        seed=st.integers(0, 3),
+        **any_lengths(most_chunks=6),
     )
     def test_any_lengths_any_number_of_chunks_any_questions(
         self, family: str, mode: ReuseMode, prefix: int, chunks: list[int], questions: list[int], seed: int

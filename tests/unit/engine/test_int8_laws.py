@@ -18,7 +18,7 @@ from shared.engine.model.lora import LoraAdapter
 from shared.generation.asked import GenerateRequest
 from shared.generation.modes import Recompute, ReuseMode
 from tests import oracles
-from tests.engine_runs import Prompts, Shelf, assert_alike, assert_equals_oracle, engine_of, run
+from tests.engine_runs import Prompts, Shelf, any_lengths, assert_alike, assert_equals_oracle, engine_of, run
 from tests.lora_adapters import merged, random_adapter
 from tests.oracles import FAMILIES, ORACLES, VARIANTS, as_dtype, assert_same_generation, tiny_model
 
@@ -67,10 +67,7 @@ class TestModesEqualTheirOracles:
     @given(
         family=st.sampled_from(("llama3", "qwen2", "phi3_partial")),
         mode=st.sampled_from(MODES),
-        prefix=st.integers(0, 9),
-        chunks=st.lists(st.integers(1, 90), max_size=8),
-        questions=st.lists(st.integers(1, 80), min_size=1, max_size=3),
-        seed=st.integers(0, 3),
+        **any_lengths(longest_question=80),
     )
     def test_any_lengths_any_number_of_chunks_any_questions(
         self, family: str, mode: ReuseMode, prefix: int, chunks: list[int], questions: list[int], seed: int

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -78,6 +78,23 @@ def step_until(engine: Engine, is_so: Callable[[], bool]) -> None:
             engine.wait()
         engine.check_invariants()
     raise AssertionError(f"it never comes to that: {engine.stats()}")
+
+
+@dataclass
+class Begun:
+    """A request whose loads hang while its chunks are being computed, 64 rows of a step at a time."""
+
+    request: GenerateRequest
+    before_layer: Callable[[str, int], None]
+    settings: dict[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.shelf, self.answers = shelf_of(self.request)
+        self.engine = late_engine(self.shelf, late_rows=64, **self.settings)
+        self.one = Run(self.request)
+        self.shelf.before_layer = self.before_layer
+        self.engine.submit(self.request, self.one.events.append)
+        step_until(self.engine, lambda: computing(self.engine))
 
 
 def computing(engine: Engine, at_least: int = 1) -> bool:
@@ -157,16 +174,12 @@ class TestComputedFirst:
 class TestLoadedFirst:
     def test_what_was_computed_is_dropped(self, gate: threading.Event) -> None:
         request = Prompts(late_engine()).request(7, (200,))
-        shelf, answers = shelf_of(request)
-        engine = late_engine(shelf, late_rows=64)
-        one = Run(request)
-        shelf.before_layer = closed(gate)
-        engine.submit(request, one.events.append)
-        step_until(engine, lambda: computing(engine))
+        begun = Begun(request, closed(gate))
+        shelf, engine, one = begun.shelf, begun.engine, begun.one
         gate.set()
         engine._loader._readers.shutdown(wait=True)  # all of it is there
         step_until(engine, lambda: one.ended)
-        assert one.branches() == answers
+        assert one.branches() == begun.answers
         usage, late = one.done.usage, engine.stats().late
         assert (usage.recomputed_tokens, usage.loaded_tokens) == (9, 200)
         assert late.num_chunks == late.num_tokens == 0
@@ -176,12 +189,8 @@ class TestLoadedFirst:
 
     def test_nobody_waits_for_it_any_more(self, gate: threading.Event) -> None:
         request = Prompts(late_engine()).request(7, (200,))
-        shelf, answers = shelf_of(request)
-        engine = late_engine(shelf, late_rows=64)
-        one = Run(request)
-        shelf.before_layer = closed(gate)
-        engine.submit(request, one.events.append)
-        step_until(engine, lambda: computing(engine))
+        begun = Begun(request, closed(gate))
+        shelf, engine, one = begun.shelf, begun.engine, begun.one
         engine.cancel(request.request_id)
         step_until(engine, lambda: one.ended)
         assert isinstance(one.error, Cancelled)
@@ -189,28 +198,24 @@ class TestLoadedFirst:
         gate.set()
         step_until(engine, lambda: request.chunks[0].chunk_id in engine.stats().resident_chunk_ids)
         (again,) = run(engine, replace(request, request_id="again"))
-        assert again.branches() == answers
+        assert again.branches() == begun.answers
         assert (again.done.usage.recomputed_tokens, again.done.usage.loaded_tokens) == (9, 0)
         engine.shut_down()
         assert shelf.num_unclosed == 0
 
     def test_a_broken_copy_is_replaced_by_what_was_computed(self, gate: threading.Event) -> None:
         request = Prompts(late_engine()).request(7, (200,))
-        shelf, answers = shelf_of(request)
-        engine = late_engine(shelf, late_rows=64)
-        one = Run(request)
 
         def break_off(chunk_id: str, layer: int) -> None:
             assert gate.wait(PATIENCE_S)
             raise CorruptData("flipped")
 
-        shelf.before_layer = break_off
-        engine.submit(request, one.events.append)
-        step_until(engine, lambda: computing(engine))
+        begun = Begun(request, break_off)
+        shelf, engine, one = begun.shelf, begun.engine, begun.one
         gate.set()
         engine._loader._readers.shutdown(wait=True)
         step_until(engine, lambda: one.ended)
-        assert one.branches() == answers
+        assert one.branches() == begun.answers
         assert one.done.usage.recomputed_tokens == 200 + 9
         assert engine.stats().late.num_chunks == 0, "it was lost"
         engine.shut_down()
@@ -238,12 +243,8 @@ class TestWhenNot:
     def test_not_while_requests_wait(self, gate: threading.Event) -> None:
         prompts = Prompts(late_engine())
         request, other = prompts.request(7, (200,)), prompts.request(5, (20,))
-        shelf, answers = shelf_of(request)
-        engine = late_engine(shelf, max_running_branches=1, late_rows=64)
-        one, waiting = Run(request), Run(other)
-        shelf.before_layer = closed(gate)
-        engine.submit(request, one.events.append)
-        step_until(engine, lambda: computing(engine))
+        begun, waiting = Begun(request, closed(gate), {"max_running_branches": 1}), Run(other)
+        engine, one = begun.engine, begun.one
         (entry,) = computed_late(engine)
         assert entry.branch is not None
         engine.submit(other, waiting.events.append)
@@ -253,7 +254,7 @@ class TestWhenNot:
             assert entry.branch.segment.length == num_computed, "its rows go on"
         engine.cancel(other.request_id)
         step_until(engine, lambda: one.ended)
-        assert one.branches() == answers
+        assert one.branches() == begun.answers
         assert engine.stats().late.num_tokens == 200
         gate.set()
         engine.shut_down()

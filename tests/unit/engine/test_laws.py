@@ -18,7 +18,7 @@ from shared.generation.asked import GenerateRequest
 from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.told import Event, TokenEvent
 from tests import oracles
-from tests.engine_runs import Prompts, Run, assert_alike, assert_equals_oracle, engine_of, run
+from tests.engine_runs import Prompts, Run, any_lengths, assert_alike, assert_equals_oracle, engine_of, run
 from tests.oracles import FAMILIES, ORACLES, VARIANTS, as_dtype, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -53,10 +53,7 @@ class TestModesEqualTheirOracles:
     @given(
         family=st.sampled_from(("llama3", "qwen2", "phi3_partial")),
         mode=st.sampled_from(MODES),
-        prefix=st.integers(0, 9),
-        chunks=st.lists(st.integers(1, 90), max_size=8),
-        questions=st.lists(st.integers(1, 40), min_size=1, max_size=3),
-        seed=st.integers(0, 3),
+        **any_lengths(),
     )
     def test_any_lengths_any_number_of_chunks_any_questions(
         self, family: str, mode: ReuseMode, prefix: int, chunks: list[int], questions: list[int], seed: int

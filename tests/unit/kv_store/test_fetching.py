@@ -14,7 +14,7 @@ from services.kv_store.tiers.chunk_names import blob_of
 from shared.errors import KvquiltError, NotFound, Unavailable
 from shared.kv_types import OpenedChunk
 from tests.dict_blobs import DictBlobs
-from tests.faulty_blobs import FailingBlobs, HookedBlobs, TruncatedBlobs
+from tests.faulty_blobs import FailingBlobs, HangingBlobs, HookedBlobs, TruncatedBlobs
 from tests.kv_chunks import chunk_bytes, newer_chunk_bytes
 from tests.unit.kv_store.large_chunks import (
     NUM_LAYERS,
@@ -133,23 +133,13 @@ async def test_an_object_store_that_hangs_is_not_waited_for(make: Make, stored: 
 async def test_one_that_hangs_in_the_middle_fails_its_readers_and_leaves_nothing(
     make: Make, stored: DictBlobs
 ) -> None:
-    may_answer = threading.Event()
-    num_reads = 0
-
-    def hook(method: str, name: str) -> None:
-        nonlocal num_reads
-        num_reads += method == "read_to"
-        if num_reads > 2:
-            may_answer.wait(30)
-
-    tiers = make(
-        HookedBlobs(stored, hook), fetch=FetchConfig(concurrency=2, part_bytes=40_000, timeout_s=0.2)
-    )
+    objects = HangingBlobs(stored)
+    tiers = make(objects, fetch=FetchConfig(concurrency=2, part_bytes=40_000, timeout_s=0.2))
     opened = await open_one(tiers)
     assert opened.progress
     with pytest.raises(Unavailable):
         await asyncio.to_thread(read_layers, opened)
-    may_answer.set()
+    objects.may_answer.set()
     assert not await tiers.fetched(A, nobody()) or await whole(tiers) == large(A)
 
 
@@ -212,20 +202,12 @@ async def test_a_newer_file_here_is_neither_read_nor_replaced(make: Make, stored
 
 
 async def test_a_chunk_deleted_while_it_arrives_does_not_come_back(make: Make, stored: DictBlobs) -> None:
-    may_send = threading.Event()
-    num_reads = 0
-
-    def hook(method: str, name: str) -> None:
-        nonlocal num_reads
-        num_reads += method == "read_to"
-        if method == "read_to" and num_reads > 2:
-            may_send.wait(30)
-
-    tiers = make(HookedBlobs(stored, hook))
+    objects = HangingBlobs(stored)
+    tiers = make(objects)
     opened = await open_one(tiers)
     await tiers.delete(A)
     await tiers.delete_object(A)
-    may_send.set()
+    objects.may_answer.set()
     with pytest.raises((Unavailable, NotFound)):
         await asyncio.to_thread(read_layers, opened)
     assert not (await open_one(tiers)).exists

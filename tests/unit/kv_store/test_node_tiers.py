@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from services.kv_store.upkeep.scrub import Copy
 from shared.errors import CorruptData, NotFound, Unavailable
 from shared.kv_format import ChunkFile, verify_chunk
 from tests.dict_blobs import DictBlobs
-from tests.faulty_blobs import FailingBlobs, HookedBlobs
+from tests.faulty_blobs import FailingBlobs, HangingBlobs
 from tests.unit.kv_store.large_chunks import (
     SIZE,
     A,
@@ -49,20 +48,12 @@ async def test_where_nothing_has_room_a_chunk_is_absent(make: Make, stored: Dict
 async def test_a_chunk_that_loses_its_room_while_it_arrives_can_still_be_read(
     make: Make, stored: DictBlobs
 ) -> None:
-    may_send = threading.Event()
-    num_reads = 0
-
-    def hook(method: str, name: str) -> None:
-        nonlocal num_reads
-        num_reads += method == "read_to"
-        if method == "read_to" and num_reads > 2:
-            may_send.wait(30)
-
-    tiers = make(HookedBlobs(stored, hook), capacity_bytes=SIZE)
+    objects = HangingBlobs(stored)
+    tiers = make(objects, capacity_bytes=SIZE)
     opened = await open_one(tiers)
     tiers.disk.capacity_bytes = SIZE - 1
     reading = asyncio.create_task(asyncio.to_thread(read_layers, opened))
-    may_send.set()
+    objects.may_answer.set()
     assert await reading
     assert not await tiers.fetched(A, nobody())
     again = await open_one(tiers)

@@ -19,7 +19,7 @@ from services.kv_store.node.agent import Agent
 from services.kv_store.node.housekeeping import Housekeeping
 from services.kv_store.upkeep.upkeep import Upkeep
 from shared.errors import FailedPrecondition, StorageFull, Unavailable
-from shared.kv_reports import TenantStats, VerifyProgress
+from shared.kv_reports import PrincipalStats, TenantStats, VerifyProgress
 from shared.kv_types import ChunkPage, ChunkStat, Manifest, ManifestChunk
 from shared.request import RequestContext
 from tests.dict_blobs import DictBlobs
@@ -168,8 +168,8 @@ async def test_a_new_agent_knows_what_tenants_have(make: Make) -> None:
         await again.put_manifest(CTX, document("2", C))
     await again.close()
     third = make()
-    (of,) = (await third.stats(CTX)).tenants
-    assert of == TenantStats("acme", 1, 2 * SIZE, 0, of.principals)
+    stored_by = (PrincipalStats("operator", 1, 2 * SIZE, 0),)
+    assert (await third.stats(CTX)).tenants == (TenantStats("acme", 1, 2 * SIZE, 0, stored_by),)
 
 
 async def test_what_only_another_node_has_counts_too(make: Make) -> None:
