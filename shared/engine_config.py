@@ -48,8 +48,8 @@ class EngineConfig:
     loader_threads: read the stored KV of one request; one more writes.
     speculation: rows up to which a step is filled with drafts: tokens that probably come next, since they did
         so in the context. A step of so few rows takes about as long as one of a single row: 8 suit CPUs
-        without matrix units, more others. 0: no drafts. Nothing is drafted with batch_invariant
-        (docs/multidecode.md).
+        without matrix units, more others. 0: no drafts. Unset: 8 on a CPU, 0 on a GPU. Nothing is drafted
+        with batch_invariant (docs/multidecode.md).
     pipelined: a request may begin while its stored KV is still being read, if nothing else can run. False
     waits for all of it.
     overlap_from_s: it begins if the rest of the reading will take at least this long. Reading from memory
@@ -57,8 +57,8 @@ class EngineConfig:
         first layer.
     late_rows: a chunk whose stored KV will probably come later than computing it would end is computed beside
         its loading; what ends first is used. This many rows of a step may go to such chunks, of those that
-        nobody else wants, and none while requests wait for admission; 512 suit a store whose delays vary. 0:
-        stored KV is always waited for (docs/load-or-compute.md).
+        nobody else wants, and none while requests wait for admission. 0: stored KV is always waited for.
+        Unset: 512 on a CPU, 0 on a GPU (docs/load-or-compute.md).
     late_from_s: only if that will probably save at least this long.
     adapters: directories of adapters that requests may name, by name, as PEFT saves them (docs/adapters.md).
         Not with compile.
@@ -79,10 +79,10 @@ class EngineConfig:
     private_bytes: int = 2 * GIB
     num_threads: int = 0
     loader_threads: int = 2
-    speculation: int = 0
+    speculation: int | None = None
     pipelined: bool = True
     overlap_from_s: float = 0.03
-    late_rows: int = 0
+    late_rows: int | None = None
     late_from_s: float = 0.1
     adapters: dict[str, str] = field(default_factory=dict, hash=False)
 
@@ -91,9 +91,21 @@ class EngineConfig:
         return self.device.partition(":")[0] == "cuda"
 
     @property
-    def speculates(self) -> bool:
-        """With batch_invariant a token's bits would depend on the rows of its draft."""
-        return self.speculation > 1 and not self.batch_invariant
+    def draft_rows(self) -> int:
+        """Rows up to which a step is filled with drafts. None with batch_invariant: a token's bits would depend
+        on the rows of its draft."""
+        if self.batch_invariant:
+            return 0
+        if self.speculation is None:
+            return 0 if self.on_gpu else 8
+        return self.speculation
+
+    @property
+    def rows_of_late_chunks(self) -> int:
+        """Of a step, at most."""
+        if self.late_rows is None:
+            return 0 if self.on_gpu else 512
+        return self.late_rows
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):

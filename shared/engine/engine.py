@@ -85,7 +85,7 @@ class Engine:
         self._inbox = Inbox()
         self._loader = Loader(source or NoSource(), model.spec, self.config.loader_threads)
         scheduler = Scheduler(self.config)
-        self._speculation = Speculation(min(self.config.speculation, self.config.max_step_tokens))
+        self._speculation = Speculation(min(self.config.draft_rows, self.config.max_step_tokens))
         self._requests = RequestQueue(scheduler)
         self._late = LateChunks(model.spec, self.config.late_from_s)
         self._cache = SegmentCache(
@@ -248,7 +248,7 @@ class Engine:
         """After a step that ran nothing: returns when something has happened, or a little later."""
         waiting = [job for job in self._requests.running if not job.started]
         soon = any(job.arriving for job in waiting)
-        look = self.config.late_rows > 0 and any(e.awaited for job in waiting for e in job.held)
+        look = self.config.rows_of_late_chunks > 0 and any(e.awaited for job in waiting for e in job.held)
         self._inbox.wait(_SOON_S if soon else _LOOK_S if look else _POLL_S if self._requests else None)
 
     def _job_of(

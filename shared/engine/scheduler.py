@@ -71,7 +71,7 @@ class Scheduler:
     @property
     def late_rows(self) -> int:
         """See ``EngineConfig``."""
-        return self._config.late_rows
+        return self._config.rows_of_late_chunks
 
     def fits(self, candidate: Demand, running: Iterable[Demand]) -> bool:
         """May it run beside these? Alone, anything may: a request never waits for room that cannot come."""
@@ -97,7 +97,7 @@ class Scheduler:
         its own. A work that is whole gets its pass although it may exceed the budget. A late one gets what
         others leave, up to a budget of its own, and nothing if requests are ``queued``."""
         ordered = sorted(works, key=lambda work: (work.late, work.num_pending > 1))
-        room, late_room = self._config.max_step_tokens, 0 if queued else self._config.late_rows
+        room, late_room = self._config.max_step_tokens, 0 if queued else self.late_rows
         slices: list[Slice[WorkT]] = []
         apart: list[Slice[WorkT]] = []
         for work in ordered:

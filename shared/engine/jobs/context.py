@@ -208,12 +208,12 @@ class ContextJob(Job):
     def growth(self, params: SamplingParams, own: Sequence[int]) -> Growth:
         """Of a branch that has the tokens ``own`` behind the context."""
         host, packets = self.host, self.host.spec.packets
-        if not host.config.speculates:
+        if host.config.draft_rows < 2:
             return host.growth(params)
         if self.text is None:
             chunks = (chunk.token_ids for chunk in self.request.chunks)
             self.text = text_of(chunks if packets is None else map(packets.plain, chunks))
-        return host.growth(params, Drafter(self.text, own, params.limit, host.config.speculation))
+        return host.growth(params, Drafter(self.text, own, params.limit, host.config.draft_rows))
 
     # --- branches ------------------------------------------------------------------------------------------
 
