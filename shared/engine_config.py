@@ -92,8 +92,8 @@ class EngineConfig:
 
     @property
     def draft_rows(self) -> int:
-        """Rows up to which a step is filled with drafts: none with batch_invariant, where a token's bits would
-        depend on the rows of its draft."""
+        """Rows up to which a step is filled with drafts: none with batch_invariant, where a token's bits
+        would depend on the rows of its draft."""
         if self.batch_invariant:
             return 0
         if self.speculation is None:
