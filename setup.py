@@ -19,6 +19,6 @@ BACKENDS, MODEL = "shared/engine/backends", "shared/engine/model"
 setup(
     ext_modules=[
         kernels("shared.engine.backends._native", f"{BACKENDS}/native.c", f"{BACKENDS}/native_kernels.h"),
-        kernels("shared.engine.model._int8", f"{MODEL}/int8_kernels.c", f"{MODEL}/int8_singles.h"),
+        kernels("shared.engine.model._linear", f"{MODEL}/linear_kernels.c", f"{MODEL}/linear_singles.h"),
     ]
 )

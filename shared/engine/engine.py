@@ -84,7 +84,7 @@ class Engine:
         self._closed = False
         self._inbox = Inbox()
         self._loader = Loader(source or NoSource(), model.spec, self.config.loader_threads)
-        scheduler = Scheduler(self.config)
+        scheduler = Scheduler(self.config, together=model.rows_independent)
         self._speculation = Speculation(min(self.config.draft_rows, self.config.max_step_tokens))
         self._requests = RequestQueue(scheduler)
         self._late = LateChunks(model.spec, self.config.late_from_s)

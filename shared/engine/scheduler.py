@@ -65,8 +65,12 @@ class Slice(Generic[WorkT]):
 
 
 class Scheduler:
-    def __init__(self, config: EngineConfig) -> None:
+    """``together``: whatever the rows beside it, a row of the model has the same bits, so that slices may
+    share a pass under batch invariance too."""
+
+    def __init__(self, config: EngineConfig, together: bool = False) -> None:
         self._config = config
+        self._apart = config.batch_invariant and not together
 
     @property
     def late_rows(self) -> int:
@@ -93,9 +97,9 @@ class Scheduler:
         return count
 
     def pick(self, works: Iterable[WorkT], queued: bool = False) -> list[list[Slice[WorkT]]]:
-        """The step's forward passes, each a list of slices. Under batch invariance every slice is a pass of
-        its own. A work that is whole gets its pass although it may exceed the budget. A late one gets what
-        others leave, up to a budget of its own, and nothing if requests are ``queued``."""
+        """The step's forward passes, each a list of slices. Under batch invariance every slice may have to
+        be a pass of its own. A work that is whole gets its pass although it may exceed the budget. A late one
+        gets what others leave, up to a budget of its own, and nothing if requests are ``queued``."""
         ordered = sorted(works, key=lambda work: (work.late, work.num_pending > 1))
         room, late_room = self._config.max_step_tokens, 0 if queued else self.late_rows
         slices: list[Slice[WorkT]] = []
@@ -114,6 +118,6 @@ class Scheduler:
             (apart if work.whole else slices).append(Slice(work, rows))
             room -= rows
             late_room -= rows if work.late else 0
-        if self._config.batch_invariant:
+        if self._apart:
             return [[s] for s in (*slices, *apart)]
         return ([slices] if slices else []) + [[s] for s in apart]

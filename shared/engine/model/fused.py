@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from shared.engine.model.fused_kernels import rms_norm_kernel, silu_times_kernel
+from shared.engine.model.joint import JointProduct
 from shared.engine.model.packing import is_gated_mlp
 from shared.engine.model.rounding import relative_error
 
@@ -65,36 +66,13 @@ class FusedGatedMlp(torch.nn.Module):
         return cast(Tensor, self.down_proj(out))
 
 
-class JointProduct:
-    """Products of the same rows with several weights as one, for layers that are asked one after the
-    other."""
-
-    def __init__(self, linears: Sequence[torch.nn.Linear]) -> None:
-        self.weight = torch.cat([one.weight.detach() for one in linears])
-        self.bias = None if linears[0].bias is None else torch.cat([one.bias.detach() for one in linears])
-        self.widths = [one.out_features for one in linears]
-        self._x: Tensor | None = None
-        self._products: Sequence[Tensor] = ()
-
-    def of(self, nth: int, x: Tensor) -> Tensor:
-        """With the weight of that layer. The first one that is asked of new rows computes for all."""
-        if x is not self._x:
-            self._x, self._products = x, torch.split(linear(x, self.weight, self.bias), self.widths, -1)
-        product = self._products[nth]
-        if nth == len(self.widths) - 1:
-            self._x, self._products = None, ()
-        return product
-
-
 class JointLinear(torch.nn.Module):
     """One of the layers of a ``JointProduct``: its weight is a part of the whole."""
 
-    def __init__(self, joint: JointProduct, nth: int) -> None:
+    def __init__(self, joint: JointProduct, nth: int, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self._joint, self._nth = joint, nth
-        weights = torch.split(joint.weight, joint.widths)[nth]
-        self.weight = torch.nn.Parameter(weights, requires_grad=False)
-        bias = None if joint.bias is None else torch.split(joint.bias, joint.widths)[nth]
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -142,9 +120,14 @@ def _join(module: Any, names: Sequence[str]) -> None:
     if any(type(one) is not torch.nn.Linear for one in linears):
         return
     if len({(one.bias is None, one.in_features) for one in linears}) == 1:  # type: ignore[union-attr]
-        joint = JointProduct(cast(Sequence[torch.nn.Linear], linears))
-        for nth, name in enumerate(names):
-            setattr(module, name, JointLinear(joint, nth))
+        layers = cast(Sequence[torch.nn.Linear], linears)
+        widths = [one.out_features for one in layers]
+        weight = torch.cat([one.weight.detach() for one in layers])
+        bias = None if layers[0].bias is None else torch.cat([one.bias.detach() for one in layers])
+        joint = JointProduct(lambda x: linear(x, weight, bias), widths)
+        biases = [None] * len(widths) if bias is None else torch.split(bias, widths)
+        for nth, parts in enumerate(zip(torch.split(weight, widths), biases, strict=True)):
+            setattr(module, names[nth], JointLinear(joint, nth, *parts))
 
 
 def _replacement(module: Any) -> torch.nn.Module | None:

@@ -1,8 +1,8 @@
 """Linear layers whose weights are int8, one scale per output: half the bytes of bfloat16, and reading them is
 what bounds a product of few rows.
 
-Rows are not quantised: each weight becomes a float again as it is read (C kernels, ``int8_kernels.c``), sums
-are float32, and the scale comes behind the sum. For many rows, where arithmetic is the bound, a block of
+Rows are not quantised: each weight becomes a float again as it is read (C kernels, ``linear_kernels.c``),
+sums are float32, and the scale comes behind the sum. For many rows, where arithmetic is the bound, a block of
 weights after the other becomes numbers of the rows' type for torch's own product. Both equal, within
 rounding, ``torch.nn.Linear`` over the dequantised weights (``round_weights``), the slow twin. Embeddings,
 norms and biases stay what they are. Shapes: O outputs, I inputs, R rows.
@@ -10,85 +10,24 @@ norms and biases stay what they are. Shapes: O outputs, I inputs, R rows.
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from collections.abc import Iterator
-from ctypes import POINTER, c_int, c_int32, c_int64, c_void_p
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from shared.engine.compiled import compiled_library
+from shared.engine.model.linear_kernels import UNIT, Kind, LinearKernels, best_level, library
 from shared.engine.model.rounding import TOLERANCE, relative_error
 from shared.errors import ConfigError, ModelUnsupported
 
-LIBRARY = "shared.engine.model._int8"
 SCHEME = "int8 per output"
 """In the fingerprint of a model with such weights: another way of rounding them needs another name."""
-UNIT = 32  # outputs, as in int8_kernels.c
-LEVELS = {1: "AVX2", 2: "AVX-512 with bfloat16 and byte permutations"}
 MOST_ROWS = 64
 """For which the kernels are faster than torch's product."""
 _LARGEST = 127
 _BLOCK_BYTES = 16 << 20
 _INSTEAD = "set engine.weights to exact"
-
-
-class _Product(ctypes.Structure):
-    """``Product`` of int8_kernels.c."""
-
-    _fields_ = (
-        ("x", c_void_p),
-        ("weight", c_void_p),
-        ("scale", c_void_p),
-        ("bias", c_void_p),
-        ("out", c_void_p),
-        ("num_rows", c_int64),
-        ("num_in", c_int64),
-        ("num_out", c_int64),
-        ("num_threads", c_int32),
-    )
-
-
-class _Weights(ctypes.Structure):
-    """``Weights`` of int8_kernels.c."""
-
-    _fields_ = (
-        ("weight", c_void_p),
-        ("scale", c_void_p),
-        ("out", c_void_p),
-        ("num_in", c_int64),
-        ("first", c_int64),
-        ("units", c_int64),
-        ("num_threads", c_int32),
-    )
-
-
-@functools.cache
-def library() -> ctypes.CDLL | None:
-    """None: see ``compiled_library``."""
-    loaded = compiled_library(LIBRARY, fits)
-    if loaded is None:
-        return None
-    loaded.kvquilt_int8_level.restype = c_int
-    loaded.kvquilt_int8_product.restype = loaded.kvquilt_int8_weights.restype = None
-    loaded.kvquilt_int8_product.argtypes = (c_int, c_int, POINTER(_Product))
-    loaded.kvquilt_int8_weights.argtypes = (c_int, c_int, POINTER(_Weights))
-    return loaded
-
-
-def fits(loaded: ctypes.CDLL) -> bool:
-    """Its structures are those above."""
-    sizes = getattr(loaded, "kvquilt_int8_bytes", None)
-    return sizes is not None and sizes() == 1000 * ctypes.sizeof(_Product) + ctypes.sizeof(_Weights)
-
-
-def best_level() -> int:
-    """Of ``LEVELS``, what this processor runs; 0: nothing, or there is no library."""
-    found = library()
-    return 0 if found is None else int(found.kvquilt_int8_level())
 
 
 def quantised(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,11 +72,10 @@ class Int8Linear(torch.nn.Module):
     def __init__(self, linear: torch.nn.Linear, room: Room, level: int | None = None) -> None:
         """``level``: of ``LEVELS``, None for the best one here."""
         super().__init__()
-        loaded = library()
-        assert loaded is not None
-        self._library, self._level, self._room = loaded, best_level() if level is None else level, room
-        self._num_in, self._num_out = linear.in_features, linear.out_features
-        self._pairs = self._level > 1 and linear.weight.dtype is torch.bfloat16
+        level = best_level() if level is None else level
+        self._room, self._num_in, self._num_out = room, linear.in_features, linear.out_features
+        self._pairs = level > 1 and linear.weight.dtype is torch.bfloat16
+        self._kernels = LinearKernels(Kind.PAIRS_INT8 if self._pairs else Kind.SINGLES_INT8, level)
         int8_OI, scale_O = quantised(linear.weight)
         self._more_in, more_out = -self._num_in % 4, -self._num_out % UNIT
         self._weight = _packed(pad(int8_OI, (0, self._more_in, 0, more_out)), self._pairs)
@@ -157,20 +95,8 @@ class Int8Linear(torch.nn.Module):
         return out_RO.to(x.dtype).view(*x.shape[:-1], self._num_out)
 
     def _few(self, x_RI: Tensor) -> Tensor:
-        out_RO = torch.empty(len(x_RI), self._num_out, dtype=x_RI.dtype)
-        if not len(x_RI):
-            return out_RO
-        x_RI = pad(x_RI, (0, self._more_in)) if self._more_in else x_RI.contiguous()
-        parts = (x_RI, self._weight, self._scale, self._bias, out_RO)
-        product = _Product(
-            *(part.data_ptr() for part in parts),
-            len(x_RI),
-            self._num_in + self._more_in,
-            self._num_out,
-            torch.get_num_threads(),
-        )
-        self._library.kvquilt_int8_product(self._level, self._pairs, product)
-        return out_RO
+        x_RI = pad(x_RI, (0, self._more_in)) if self._more_in else x_RI
+        return self._kernels.product(x_RI, self._weight, self._bias, self._num_out, self._scale)
 
     def _many(self, x_RI: Tensor) -> Tensor:
         """A block of outputs after the other."""
@@ -180,16 +106,7 @@ class Int8Linear(torch.nn.Module):
         for first in range(0, num_units, at_once):
             units = min(at_once, num_units - first)
             weight_IO = self._room.of(num_in, units * UNIT, x_RI.dtype)
-            weights = _Weights(
-                self._weight.data_ptr(),
-                self._scale.data_ptr(),
-                weight_IO.data_ptr(),
-                num_in,
-                first,
-                units,
-                torch.get_num_threads(),
-            )
-            self._library.kvquilt_int8_weights(self._level, self._pairs, weights)
+            self._kernels.numbers(self._weight, self._scale, first, weight_IO)
             bias_O = self._bias[first * UNIT : (first + units) * UNIT].to(x_RI.dtype)
             blocks.append(torch.addmm(bias_O, x_RI, weight_IO[: self._num_in]))
         whole = blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)

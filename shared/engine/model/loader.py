@@ -20,7 +20,7 @@ from shared.engine.model.packets import read_packets
 from shared.engine.model.packing import can_pack
 from shared.engine.model.refusals import check_config
 from shared.engine.model.rope import RopeSpec
-from shared.engine.model.self_check import check_model
+from shared.engine.model.self_check import check_model, rows_are_independent
 from shared.engine.model.spec import ModelSpec
 from shared.engine_config import Weights
 from shared.errors import ConfigError, InvalidRequest, ModelUnsupported
@@ -112,6 +112,7 @@ def wrap_model(hf_model: Any, pack: bool = True, weights: Weights = "exact") -> 
     elif pack and can_pack(model.spec.device, model.spec.dtype):
         with torch.inference_mode():
             model.pack()
+            model.rows_independent = rows_are_independent(model)
     elif pack and model.spec.device.type == "cuda":
         with torch.inference_mode():
             model.fuse()

@@ -26,7 +26,7 @@ from shared.engine.model.adapting import AdaptedRows, AdapterWeights, adapting
 from shared.engine.model.int8 import SCHEME, quantise_linears
 from shared.engine.model.lora import LoraAdapter, linear_shapes
 from shared.engine.model.packets import Packets
-from shared.engine.model.packing import can_pack, pack_linears
+from shared.engine.model.packing import best_products, can_pack, pack_linears
 from shared.engine.model.rope import Angles
 from shared.engine.model.spec import ModelSpec
 from shared.engine_config import Weights
@@ -52,13 +52,16 @@ class ModelPass(Attention, Protocol):
 
 class LoadedModel:
     """The model, its spec, and the fingerprint by which stored KV knows it. ``soft_PE``: what goes into the
-    first layer for ids beyond the vocabulary (``shared.packets``); None: there are no such ids."""
+    first layer for ids beyond the vocabulary (``shared.packets``); None: there are no such ids.
+    ``rows_independent``: no row's bits depend on the rows that go through the layers beside it, except by
+    attention."""
 
     def __init__(self, hf_model: Any, spec: ModelSpec) -> None:
         self.hf_model = hf_model
         self.spec = spec
         self.soft_PE: Tensor | None = None
         self.weights: Weights = "exact"
+        self.rows_independent = False
         self._packets: Packets | None = None
         self._decoder = hf_model.model
         self._layers = list(hf_model.model.layers[: spec.num_layers])
@@ -97,7 +100,7 @@ class LoadedModel:
     def pack(self) -> None:
         """From now on the model's weights are for its products alone: nothing else reads them."""
         _ = self.base_fingerprint
-        pack_linears(self.hf_model)
+        pack_linears(self.hf_model, best_products())
 
     def quantise(self) -> None:
         """From now on the weights of linear layers are int8, and KV is another model's.

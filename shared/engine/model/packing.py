@@ -1,22 +1,26 @@
-"""Weights in the order in which the CPU's matrix units take them, arranged once at load instead of at every
+"""Weights in the order in which the CPU's products take them, arranged once at load instead of at every
 product.
 
 A product of few rows is bound by reading weights; as ``nn.Linear`` keeps them oneDNN reads them at half the
 speed. A gated MLP also gets its activation and its product with the gate within the matrix products, rounded
-to bfloat16 once instead of three times.
+to bfloat16 once instead of three times. Where the processor has what they need the products are row by row
+the same (``rowwise``), and queries, keys and values are one; else they are oneDNN's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
+from shared.engine.model.joint import JointProduct
 from shared.engine.model.rounding import relative_error
+from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, rowwise_works
 
 _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+_JOINT = ("q_proj", "k_proj", "v_proj")
 _TOLERANCE = 0.02  # relative, RMS over RMS: a few roundings to bfloat16
 
 
@@ -44,6 +48,34 @@ class PackedLinear(torch.nn.Module):
         return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, factor, self._weight, self._bias, "mul"))
 
 
+class PackedGate(torch.nn.Module):
+    """silu(gate(x)) · up(x), by oneDNN."""
+
+    def __init__(self, gate: torch.nn.Linear, up: torch.nn.Linear) -> None:
+        super().__init__()
+        self._gate, self._up = PackedLinear(gate), PackedLinear(up)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._up.times(x, self._gate(x, "swish"))
+
+    def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """gate(x) and up(x)."""
+        return self._gate(x), self._up(x)
+
+
+class Products(NamedTuple):
+    """What replaces linear layers, and a gate with what goes through it. ``rowwise``: also several layers of
+    the same rows."""
+
+    linear: type[PackedLinear | RowwiseLinear]
+    gate: type[PackedGate | RowwiseGate]
+    rowwise: bool
+
+
+ONE_DNN = Products(PackedLinear, PackedGate, rowwise=False)
+ROWWISE = Products(RowwiseLinear, RowwiseGate, rowwise=True)
+
+
 class ChangedRows(Protocol):
     """Rows to whose products something is added. ``rows_P``: these and, behind them, copies of them."""
 
@@ -59,54 +91,87 @@ class ChangedRows(Protocol):
 class PackedGatedMlp(torch.nn.Module):
     """down(silu(gate(x)) · up(x))"""
 
-    def __init__(self, mlp: Any) -> None:
+    def __init__(self, mlp: Any, products: Products) -> None:
         super().__init__()
-        self._gate, self._up, self._down = (
-            PackedLinear(linear) for linear in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        )
+        self._gated = products.gate(mlp.gate_proj, mlp.up_proj)
+        self._down = products.linear(mlp.down_proj)
 
     def forward(self, x: Tensor, changed: Sequence[ChangedRows] = ()) -> Tensor:
         """``changed`` rows are computed by themselves, so that all others are what they are without."""
         if changed and sum(len(one.rows) for one in changed) == x[..., 0].numel():
             out = torch.empty_like(x)
         else:
-            out = self._down(self._up.times(x, self._gate(x, "swish")))
+            out = self._down(self._gated(x))
         for one in changed:
             x_PE = x.reshape(-1, x.shape[-1]).index_select(0, one.rows_P)
-            gate_PI = one.plus("mlp.gate_proj", x_PE, self._gate(x_PE))
-            inner_PI = torch.nn.functional.silu(gate_PI) * one.plus("mlp.up_proj", x_PE, self._up(x_PE))
+            gate_PI, up_PI = self._gated.both(x_PE)
+            gate_PI = one.plus("mlp.gate_proj", x_PE, gate_PI)
+            inner_PI = torch.nn.functional.silu(gate_PI) * one.plus("mlp.up_proj", x_PE, up_PI)
             changed_PE = one.plus("mlp.down_proj", inner_PI, self._down(inner_PI))
             out.view(-1, out.shape[-1]).index_copy_(0, one.rows, changed_PE[: len(one.rows)])
         return out
 
 
+class _JointPart(torch.nn.Module):
+    """One of several layers that are one product."""
+
+    def __init__(self, whole: RowwiseLinear, joint: JointProduct, nth: int) -> None:
+        super().__init__()
+        self._whole, self._joint, self._nth = whole, joint, nth
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._joint.of(self._nth, x)
+
+
 def packed_bytes(hf_model: Any) -> int:
     """Of all packed weights of the model."""
-    return sum(module.num_bytes for module in hf_model.modules() if isinstance(module, PackedLinear))
+    packed = (PackedLinear, RowwiseLinear, RowwiseGate)
+    return sum(module.num_bytes for module in hf_model.modules() if isinstance(module, packed))
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """oneDNN is in torch, and knows bfloat16 on this processor."""
-    on_cpu = device.type == "cpu" and dtype is torch.bfloat16
-    return on_cpu and torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    """There are products for this processor that know bfloat16."""
+    return device.type == "cpu" and dtype is torch.bfloat16 and (rowwise_works() or _one_dnn_works())
 
 
-def pack_linears(model: Any) -> None:
+def _one_dnn_works() -> bool:
+    return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def best_products() -> Products:
+    return ROWWISE if rowwise_works() else ONE_DNN
+
+
+def pack_linears(model: Any, products: Products) -> None:
     """Every gated MLP and every other ``nn.Linear`` in the model is replaced, one after the other, so that
     little is there twice. A head that shares its weight with the embedding gets one of its own."""
+    if products.rowwise:
+        _join(model)
     for name in [name for name, _ in model.named_children()]:
-        packed = _packed(getattr(model, name))
+        packed = _packed(getattr(model, name), products)
         if packed is None:
-            pack_linears(getattr(model, name))
+            pack_linears(getattr(model, name), products)
         else:
             setattr(model, name, packed)
 
 
-def _packed(module: Any) -> torch.nn.Module | None:
+def _join(module: Any) -> None:
+    linears = [getattr(module, name, None) for name in _JOINT]
+    if any(type(one) is not torch.nn.Linear for one in linears):
+        return
+    layers = cast(Sequence[torch.nn.Linear], linears)
+    if len({one.in_features for one in layers}) == 1:
+        whole = RowwiseLinear(*layers)
+        joint = JointProduct(whole, [one.out_features for one in layers])
+        for nth, name in enumerate(_JOINT):
+            setattr(module, name, _JointPart(whole, joint, nth))
+
+
+def _packed(module: Any, products: Products) -> torch.nn.Module | None:
     if type(module) is torch.nn.Linear:
-        return PackedLinear(module)
+        return products.linear(module)
     if is_gated_mlp(module):
-        packed = PackedGatedMlp(module)
+        packed = PackedGatedMlp(module, products)
         return packed if _same(module, packed) else None
     return None
 

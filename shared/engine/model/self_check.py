@@ -5,6 +5,7 @@ Shapes: H heads, R rows, D head_dim.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,12 +14,16 @@ from torch import Tensor
 from shared.engine.attention import Lane, StepPlan
 from shared.engine.backends.reference import ReferenceBackend
 from shared.engine.kv.branch import Branch, Placement
+from shared.engine.model.adapting import AdaptedRows
 from shared.engine.model.model import LoadedModel
+from shared.engine.model.packing import PackedLinear
 from shared.engine.model.rope import Rotation
 from shared.engine.model.rounding import TOLERANCE, relative_error
 from shared.errors import ModelUnsupported
 
 _ROWS = 8
+_COMPANIES = (2, 5, 16, 200)  # rows that go through a layer together, of which so many at most …
+_ALONE = 16  # … go through it alone
 
 
 def check_model(model: LoadedModel) -> None:
@@ -33,6 +38,38 @@ def check_model(model: LoadedModel) -> None:
     for layer in range(spec.num_layers):
         _check_rotation(model, layer, rotation, torch.linspace(0, last, _ROWS).long().to(spec.device))
     _check_forward(model, distance=last // 2)
+
+
+def rows_are_independent(model: LoadedModel) -> bool:
+    """All products are row-wise ones, and rows that go through the first layer and the head together have the
+    bits that each has alone."""
+    if any(parameter.dim() > 1 for parameter in model.hf_model.model.layers.parameters()):
+        return False
+    if any(isinstance(module, PackedLinear) for module in model.hf_model.modules()):
+        return False
+    width = model.hf_model.config.hidden_size
+    draw = torch.Generator().manual_seed(0)
+    hidden_RE = torch.randn(max(_COMPANIES), width, generator=draw).to(model.spec.device, model.spec.dtype)
+    alone_RV = torch.cat([_without_attention(model, row_E[None]) for row_E in hidden_RE[:_ALONE]])
+    return all(
+        torch.equal(_without_attention(model, hidden_RE[:num_rows])[:_ALONE], alone_RV[:num_rows])
+        for num_rows in _COMPANIES
+    )
+
+
+def _without_attention(model: LoadedModel, hidden_RE: Tensor) -> Tensor:
+    """Logits behind the first layer, where every row attends to its own query alone."""
+    return model.logits(model.run_layer(0, hidden_RE, _Own()))
+
+
+class _Own:
+    """Stands in for a step plan."""
+
+    token_ids: Sequence[int] = ()
+    adapted: Sequence[AdaptedRows] = ()
+
+    def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
+        return q_HRD
 
 
 class _Capture:

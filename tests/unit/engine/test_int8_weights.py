@@ -12,18 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.engine import Engine, EngineConfig, load_model, wrap_model
-from shared.engine.model import int8
+from shared.engine.model import int8, linear_kernels
 from shared.engine.model.int8 import (
-    LEVELS,
     MOST_ROWS,
-    UNIT,
     Int8Linear,
     Room,
-    best_level,
     int8_bytes,
     quantised,
     round_weights,
 )
+from shared.engine.model.linear_kernels import LEVELS, UNIT, best_level
 from shared.engine.model.rounding import relative_error
 from shared.errors import ConfigError, ModelMismatch, ModelUnsupported
 from tests.lora_adapters import random_adapter
@@ -239,14 +237,14 @@ class TestRefused:
             int8._check_device(torch.empty(2, 2, device="meta"))
 
     def test_an_installation_without_the_kernels(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(int8, "LIBRARY", "shared.engine.model._nothing")
-        int8.library.cache_clear()
+        monkeypatch.setattr(linear_kernels, "LIBRARY", "shared.engine.model._nothing")
+        linear_kernels.library.cache_clear()
         try:
             assert best_level() == 0
             with pytest.raises(ConfigError, match="were not compiled with this installation"):
                 wrap_model(tiny_model("llama"), weights="int8")
         finally:
-            int8.library.cache_clear()
+            linear_kernels.library.cache_clear()
 
     def test_kernels_that_compute_something_else(self, monkeypatch: pytest.MonkeyPatch) -> None:
         packed = int8._packed

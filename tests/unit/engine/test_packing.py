@@ -9,7 +9,16 @@ import pytest
 import torch
 
 from shared.engine import wrap_model
-from shared.engine.model.packing import PackedGatedMlp, PackedLinear, can_pack, pack_linears, packed_bytes
+from shared.engine.model.packing import (
+    ONE_DNN,
+    ROWWISE,
+    PackedGatedMlp,
+    Products,
+    can_pack,
+    pack_linears,
+    packed_bytes,
+)
+from shared.engine.model.rowwise import rowwise_works
 from tests.oracles import FAMILIES, as_dtype, tiny_model
 
 CPU = torch.device("cpu")
@@ -17,6 +26,14 @@ pytestmark = pytest.mark.skipif(
     not can_pack(CPU, torch.bfloat16), reason="oneDNN has no bfloat16 on this processor"
 )
 ROUNDINGS = 1.5e-2
+PRODUCTS = [
+    pytest.param(ONE_DNN, id="onednn"),
+    pytest.param(
+        ROWWISE,
+        id="rowwise",
+        marks=pytest.mark.skipif(not rowwise_works(), reason="no kernels for this processor"),
+    ),
+]
 
 
 def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -31,11 +48,14 @@ def linear(num_in: int, num_out: int, bias: bool) -> torch.nn.Linear:
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 33, 128])
 @pytest.mark.parametrize(("num_in", "num_out"), [(64, 96), (7, 5), (1, 1), (200, 1000)])
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("products", PRODUCTS)
 @torch.inference_mode()
-def test_a_packed_linear_is_the_same_linear(num_rows: int, num_in: int, num_out: int, bias: bool) -> None:
+def test_a_packed_linear_is_the_same_linear(
+    products: Products, num_rows: int, num_in: int, num_out: int, bias: bool
+) -> None:
     plain, x = linear(num_in, num_out, bias), torch.randn(1, num_rows, num_in).bfloat16()
     exact = torch.nn.functional.linear(x.float(), plain.weight.float(), plain.bias.float() if bias else None)
-    packed = PackedLinear(plain)(x)
+    packed = products.linear(plain)(x)
     assert packed.dtype is torch.bfloat16
     assert difference(packed, exact) < 4e-3  # rounded once
 
@@ -62,11 +82,12 @@ class OtherMlp(Mlp):
 
 
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("products", PRODUCTS)
 @torch.inference_mode()
-def test_a_gated_mlp_is_packed_as_one(bias: bool) -> None:
+def test_a_gated_mlp_is_packed_as_one(products: Products, bias: bool) -> None:
     model, x = torch.nn.Sequential(Mlp(bias)), torch.randn(1, 9, 32).bfloat16()
     before = model(x)
-    pack_linears(model)
+    pack_linears(model, products)
     assert isinstance(model[0], PackedGatedMlp)
     assert difference(model(x), before) < ROUNDINGS
 
@@ -79,13 +100,14 @@ def test_gated_mlps_of_real_models_are_packed_as_one_if_their_activation_is_silu
     )
 
 
+@pytest.mark.parametrize("products", PRODUCTS)
 @torch.inference_mode()
-def test_an_mlp_that_computes_something_else_keeps_its_forward() -> None:
+def test_an_mlp_that_computes_something_else_keeps_its_forward(products: Products) -> None:
     model, x = torch.nn.Sequential(OtherMlp()), torch.randn(1, 9, 32).bfloat16()
     before = model(x)
-    pack_linears(model)
+    pack_linears(model, products)
     assert isinstance(model[0], OtherMlp)
-    assert isinstance(model[0].up_proj, PackedLinear)
+    assert isinstance(model[0].up_proj, products.linear)
     assert difference(model(x), before) < ROUNDINGS
 
 

@@ -1,29 +1,34 @@
-/* Products of a few rows with int8 weights, one scale per output, and those weights as numbers of the rows' type, for products of many
- * rows. Weights are read once, a byte each, and become floats in registers; sums are float32; the scale comes behind the sum.
+/* Products of rows with packed weights: bfloat16 ones for any rows, int8 ones with a scale per output for few rows, and these as numbers
+ * of the rows' type for products of many rows. Sums are float32, rounded once, behind scale, bias and gate.
  *
- * Weights lie in units of 32 outputs, so that a unit is one stream. Inputs come in fours (int8.py packs, and pads with 0):
- *   float32 rows   [units, inputs, 32]
- *   bfloat16 rows  [units, inputs / 4, 2 × 16 outputs, 4, 2, 4, 2]: output 4a + c, input 2b + d of the four at [a, b, c, d], so that what
- *                  comes out of unpacking bytes is two neighbouring inputs of 16 outputs.
+ * Weights lie in units of 32 outputs, so that a unit is one stream (packing.py and int8.py pack, and pad with 0):
+ *   bfloat16                       [units, inputs / 2, 32, 2]
+ *   int8, float32 rows             [units, inputs, 32]
+ *   int8, bfloat16 rows            [units, inputs / 4, 2 × 16 outputs, 4, 2, 4, 2]: output 4a + c, input 2b + d of the four at [a, b, c, d],
+ *                                  so that what comes out of unpacking bytes is two neighbouring inputs of 16 outputs.
+ * Gated: a unit has 16 outputs of the gate and behind them the same 16 of what goes through it; the product is silu(gate) · other.
  * The order of an output's sum is that of its inputs, however many rows there are: a row's bits never depend on the rows beside it.
  */
 #include <stdint.h>
 #include <string.h>
 
 #define UNIT 32
-#define MAX_TILE 8
+#define MAX_TILE 12
+#define BLOCK_ROWS 192 /* Rows that a unit meets while it is in a core's cache, and they are. */
 
-/* Mirrored by a ctypes.Structure in int8.py. Scale and bias are padded to whole units. */
+enum { SINGLES_INT8, PAIRS_INT8, PAIRS_BFLOAT16, NUM_KINDS };
+
+/* Mirrored by a ctypes.Structure in linear_kernels.py. Scale and bias are padded to whole units. */
 typedef struct {
     const void *x; /* [rows, inputs] */
-    const int8_t *weight;
-    const float *scale, *bias;
+    const void *weight;
+    const float *scale, *bias; /* bfloat16 weights have no scale */
     void *out; /* [rows, outputs] in the type of x */
     int64_t num_rows, num_in, num_out;
-    int32_t num_threads;
+    int32_t num_threads, gated; /* bfloat16 weights alone may be gated; then half of a unit's outputs are outputs */
 } Product;
 
-/* Units [first, first + units) as [inputs, 32 · units], scaled and rounded once. */
+/* Units [first, first + units) of int8 weights as [inputs, 32 · units], scaled and rounded once. */
 typedef struct {
     const int8_t *weight;
     const float *scale;
@@ -41,7 +46,7 @@ typedef struct {
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define INLINE static inline __attribute__((always_inline))
-#define UNROLLED _Pragma("GCC unroll 8")
+#define UNROLLED _Pragma("GCC unroll 12")
 
 /* Calls a tile's code with numbers of rows and units that the compiler knows, as many as the table of kernels says. */
 #define ONE(call, rows) case rows: call(p, row, rows, unit, 1); break;
@@ -49,13 +54,18 @@ typedef struct {
 #define TILES_OF_3(call) switch (rows) { TWO(call, 1) ONE(call, 2) ONE(call, 3) }
 #define TILES_OF_8(call) \
     switch (rows) { TWO(call, 1) TWO(call, 2) TWO(call, 3) TWO(call, 4) ONE(call, 5) ONE(call, 6) ONE(call, 7) ONE(call, 8) }
+#define TILES_OF_12(call) \
+    switch (rows) { \
+        ONE(call, 1) ONE(call, 2) ONE(call, 3) ONE(call, 4) ONE(call, 5) ONE(call, 6) \
+        ONE(call, 7) ONE(call, 8) ONE(call, 9) ONE(call, 10) ONE(call, 11) ONE(call, 12) \
+    }
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
 #define NAME(name) name##_avx2
 #define LANES 8
 #define TILES TILES_OF_3
-#include "int8_singles.h"
+#include "linear_singles.h"
 #undef NAME
 #undef LANES
 #undef TILES
@@ -66,7 +76,7 @@ typedef struct {
 #define NAME(name) name##_avx512
 #define LANES 16
 #define TILES TILES_OF_8
-#include "int8_singles.h"
+#include "linear_singles.h"
 
 /* The bytes of a bfloat16 by the magnitude that it has. */
 typedef struct {
@@ -98,10 +108,16 @@ INLINE void to_pairs(const int8_t *from, Bytes t, __m512i pairs[2]) {
     pairs[1] = _mm512_unpackhi_epi8(low, high);
 }
 
+/* The first ``left`` of 16. */
+INLINE void store_rounded(uint16_t *to, __m512 y, int64_t left) {
+    const __mmask16 mask = left < 16 ? (__mmask16)((1 << left) - 1) : (__mmask16)0xffff;
+    _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(y));
+}
+
 INLINE void pair_tile(const Product *p, int64_t row, const int rows, int64_t unit, const int units) {
     const Bytes t = tables();
     const int64_t unit_bytes = p->num_in * UNIT;
-    const int8_t *weight = p->weight + unit * unit_bytes;
+    const int8_t *weight = (const int8_t *)p->weight + unit * unit_bytes;
     const uint16_t *x = (const uint16_t *)p->x + row * p->num_in;
     __m512 sums[MAX_TILE][4];
     UNROLLED
@@ -130,13 +146,10 @@ INLINE void pair_tile(const Product *p, int64_t row, const int rows, int64_t uni
     for (int c = 0; c < 2 * units; c++) {
         const int64_t first = unit * UNIT + 16 * c, left = p->num_out - first;
         if (left <= 0) break;
-        const __mmask16 mask = left < 16 ? (__mmask16)((1 << left) - 1) : (__mmask16)0xffff;
         const __m512 scale = _mm512_loadu_ps(p->scale + first), bias = _mm512_loadu_ps(p->bias + first);
         UNROLLED
-        for (int r = 0; r < rows; r++) {
-            const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(_mm512_fmadd_ps(sums[r][c], scale, bias));
-            _mm256_mask_storeu_epi16((uint16_t *)p->out + (row + r) * p->num_out + first, mask, rounded);
-        }
+        for (int r = 0; r < rows; r++)
+            store_rounded((uint16_t *)p->out + (row + r) * p->num_out + first, _mm512_fmadd_ps(sums[r][c], scale, bias), left);
     }
 }
 
@@ -164,16 +177,61 @@ static void expand_pairs(const Weights *w, int64_t unit) {
 #undef FOUR
         }
 }
+
+INLINE __m512 exp_of(__m512 x) {
+    const __m512 y = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), whole = _mm512_roundscale_ps(y, 0), part = _mm512_sub_ps(y, whole);
+    __m512 power = _mm512_set1_ps(1.5353362e-4f); /* of two, by its series: |part| is half at most */
+    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(1.3398874e-3f));
+    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(9.6184373e-3f));
+    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(5.5503324e-2f));
+    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(2.4022648e-1f));
+    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(6.9314720e-1f));
+    return _mm512_scalef_ps(_mm512_fmadd_ps(power, part, _mm512_set1_ps(1.0f)), whole);
+}
+
+INLINE __m512 silu(__m512 x) {
+    return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0f), exp_of(_mm512_sub_ps(_mm512_setzero_ps(), x))));
+}
+
+INLINE void exact_tile(const Product *p, int64_t row, const int rows, int64_t unit, const int units) {
+    const uint16_t *weight = (const uint16_t *)p->weight + unit * p->num_in * UNIT, *x = (const uint16_t *)p->x + row * p->num_in;
+    uint16_t *out = (uint16_t *)p->out + row * p->num_out;
+    __m512 sums[MAX_TILE][2];
+    UNROLLED
+    for (int r = 0; r < rows; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < p->num_in; k += 2, weight += 2 * UNIT) {
+        const __m512bh first = (__m512bh)_mm512_loadu_si512(weight), second = (__m512bh)_mm512_loadu_si512(weight + UNIT);
+        UNROLLED
+        for (int r = 0; r < rows; r++) {
+            int32_t pair;
+            memcpy(&pair, x + r * p->num_in + k, 4);
+            const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+            sums[r][0] = _mm512_dpbf16_ps(sums[r][0], first, both);
+            sums[r][1] = _mm512_dpbf16_ps(sums[r][1], second, both);
+        }
+    }
+    const __m512 bias[2] = {_mm512_loadu_ps(p->bias + unit * UNIT), _mm512_loadu_ps(p->bias + unit * UNIT + 16)};
+    const int64_t at = unit * (p->gated ? UNIT / 2 : UNIT), left = p->num_out - at;
+    UNROLLED
+    for (int r = 0; r < rows; r++) {
+        const __m512 y = _mm512_add_ps(sums[r][0], bias[0]), z = _mm512_add_ps(sums[r][1], bias[1]);
+        uint16_t *to = out + r * p->num_out + at;
+        store_rounded(to, p->gated ? _mm512_mul_ps(silu(y), z) : y, left);
+        if (!p->gated && left > 16) store_rounded(to + 16, z, left - 16);
+    }
+}
+
+static void exact_tiles(const Product *p, int64_t row, int rows, int64_t unit, int units){TILES_OF_12(exact_tile)}
 #pragma GCC pop_options
 
-static const Kernels KERNELS[][2] = {
-    {{0, 0, 0, 0}, {0, 0, 0, 0}},
-    {{tiles_avx2, expand_avx2, 3, 1}, {0, 0, 0, 0}},
-    {{tiles_avx512, expand_avx512, 8, 4}, {pair_tiles, expand_pairs, 8, 4}},
+static const Kernels KERNELS[][NUM_KINDS] = {
+    {{0}},
+    {{tiles_avx2, expand_avx2, 3, 1}},
+    {{tiles_avx512, expand_avx512, 8, 4}, {pair_tiles, expand_pairs, 8, 4}, {exact_tiles, 0, 12, 0}},
 };
 
 /* 2: AVX-512 with bfloat16 and byte permutations, 1: AVX2 (float32 rows alone), 0: neither. */
-int kvquilt_int8_level(void) {
+int kvquilt_linear_level(void) {
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bw")
         && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
@@ -181,28 +239,31 @@ int kvquilt_int8_level(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 1 : 0;
 }
 #else
-static const Kernels KERNELS[1][2];
-int kvquilt_int8_level(void) { return 0; }
+static const Kernels KERNELS[1][NUM_KINDS];
+int kvquilt_linear_level(void) { return 0; }
 #endif
 
 static inline int64_t over(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Of at least one row. ``pairs``: rows are bfloat16, else float32. */
-void kvquilt_int8_product(int level, int pairs, const Product *p) {
-    const Kernels *kernels = &KERNELS[level][pairs];
-    const int64_t num_units = over(p->num_out, UNIT), tile = over(p->num_rows, over(p->num_rows, kernels->most_rows));
-    const int64_t at_once = tile <= kernels->most_rows_of_two ? 2 : 1;
-#pragma omp parallel for schedule(static) num_threads(p->num_threads)
-    for (int64_t unit = 0; unit < num_units; unit += at_once)
-        for (int64_t row = 0; row < p->num_rows; row += tile)
-            kernels->tile(p, row, (int)smaller(tile, p->num_rows - row), unit, (int)smaller(at_once, num_units - unit));
+/* Of at least one row. Threads take units as they come: one that has to share its core takes fewer. */
+void kvquilt_linear_product(int level, int kind, const Product *p) {
+    const Kernels *kernels = &KERNELS[level][kind];
+    const int64_t num_units = over(p->num_out, p->gated ? UNIT / 2 : UNIT), num_blocks = over(p->num_rows, BLOCK_ROWS);
+    const int64_t block = over(p->num_rows, num_blocks), tile = over(block, over(block, kernels->most_rows));
+    const int64_t at_once = tile <= kernels->most_rows_of_two ? 2 : 1, num_steps = over(num_units, at_once);
+#pragma omp parallel for schedule(dynamic) num_threads(p->num_threads)
+    for (int64_t i = 0; i < num_blocks * num_steps; i++) {
+        const int64_t unit = i % num_steps * at_once, first = i / num_steps * block, end = smaller(first + block, p->num_rows);
+        for (int64_t row = first; row < end; row += tile)
+            kernels->tile(p, row, (int)smaller(tile, end - row), unit, (int)smaller(at_once, num_units - unit));
+    }
 }
 
-void kvquilt_int8_weights(int level, int pairs, const Weights *w) {
+void kvquilt_linear_weights(int level, int kind, const Weights *w) {
 #pragma omp parallel for schedule(static) num_threads(w->num_threads)
-    for (int64_t unit = 0; unit < w->units; unit++) KERNELS[level][pairs].expand(w, unit);
+    for (int64_t unit = 0; unit < w->units; unit++) KERNELS[level][kind].expand(w, unit);
 }
 
 /* Of this library's structures: a caller that was compiled from other sources has others. */
-int64_t kvquilt_int8_bytes(void) { return 1000 * sizeof(Product) + sizeof(Weights); }
+int64_t kvquilt_linear_bytes(void) { return 1000 * sizeof(Product) + sizeof(Weights); }

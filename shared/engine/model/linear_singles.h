@@ -1,4 +1,4 @@
-/* int8 weights with float32 rows, for one kind of processor: int8_kernels.c includes this once for each. NAME, LANES and TILES say which. */
+/* int8 weights with float32 rows, for one kind of processor: linear_kernels.c includes this once for each. NAME, LANES and TILES say which. */
 
 typedef float NAME(Floats) __attribute__((vector_size(4 * LANES)));
 #define Floats NAME(Floats)
@@ -19,7 +19,7 @@ INLINE Floats NAME(load)(const float *from) {
 
 INLINE void NAME(tile)(const Product *p, int64_t row, const int rows, int64_t unit, const int units) {
     const int64_t unit_bytes = p->num_in * UNIT;
-    const int8_t *weight = p->weight + unit * unit_bytes;
+    const int8_t *weight = (const int8_t *)p->weight + unit * unit_bytes;
     const float *x = (const float *)p->x + row * p->num_in;
     Floats sums[MAX_TILE][2 * VECTORS];
     UNROLLED

@@ -1,0 +1,138 @@
+"""Calls the C kernels of ``linear_kernels.c``: products of rows with packed weights, on a CPU.
+
+Shapes: O outputs, I inputs, R rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import functools
+from ctypes import POINTER, c_int, c_int32, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from shared.engine.compiled import compiled_library
+
+LIBRARY = "shared.engine.model._linear"
+UNIT = 32  # outputs, as in linear_kernels.c
+LEVELS = {1: "AVX2", 2: "AVX-512 with bfloat16 and byte permutations"}
+
+
+class Kind(enum.IntEnum):
+    """Of rows and weights, as in linear_kernels.c. Pairs of bfloat16 need level 2."""
+
+    SINGLES_INT8 = 0
+    PAIRS_INT8 = 1
+    PAIRS_BFLOAT16 = 2
+
+
+class _Product(ctypes.Structure):
+    """``Product`` of linear_kernels.c."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("weight", c_void_p),
+        ("scale", c_void_p),
+        ("bias", c_void_p),
+        ("out", c_void_p),
+        ("num_rows", c_int64),
+        ("num_in", c_int64),
+        ("num_out", c_int64),
+        ("num_threads", c_int32),
+        ("gated", c_int32),
+    )
+
+
+class _Weights(ctypes.Structure):
+    """``Weights`` of linear_kernels.c."""
+
+    _fields_ = (
+        ("weight", c_void_p),
+        ("scale", c_void_p),
+        ("out", c_void_p),
+        ("num_in", c_int64),
+        ("first", c_int64),
+        ("units", c_int64),
+        ("num_threads", c_int32),
+    )
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """None: see ``compiled_library``."""
+    loaded = compiled_library(LIBRARY, fits)
+    if loaded is None:
+        return None
+    loaded.kvquilt_linear_level.restype = c_int
+    loaded.kvquilt_linear_product.restype = loaded.kvquilt_linear_weights.restype = None
+    loaded.kvquilt_linear_product.argtypes = (c_int, c_int, POINTER(_Product))
+    loaded.kvquilt_linear_weights.argtypes = (c_int, c_int, POINTER(_Weights))
+    return loaded
+
+
+def fits(loaded: ctypes.CDLL) -> bool:
+    """Its structures are those above."""
+    sizes = getattr(loaded, "kvquilt_linear_bytes", None)
+    return sizes is not None and sizes() == 1000 * ctypes.sizeof(_Product) + ctypes.sizeof(_Weights)
+
+
+def best_level() -> int:
+    """Of ``LEVELS``, what this processor runs; 0: nothing, or there is no library."""
+    found = library()
+    return 0 if found is None else int(found.kvquilt_linear_level())
+
+
+class LinearKernels:
+    """``level``: of ``LEVELS``, None for the best one here."""
+
+    def __init__(self, kind: Kind, level: int | None = None) -> None:
+        loaded = library()
+        assert loaded is not None
+        self._library, self._kind = loaded, kind
+        self._level = best_level() if level is None else level
+
+    def product(
+        self,
+        x_RI: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        num_out: int,
+        scale: Tensor | None = None,
+        gated: bool = False,
+    ) -> Tensor:
+        """[R, O] in the type of ``x_RI``, which has as many inputs as the packed weight. ``bias``, ``scale``:
+        in float32, of whole units."""
+        x_RI = x_RI.contiguous()
+        num_rows, num_in = x_RI.shape
+        out_RO = torch.empty(num_rows, num_out, dtype=x_RI.dtype)
+        if num_rows:
+            product = _Product(
+                x_RI.data_ptr(),
+                weight.data_ptr(),
+                None if scale is None else scale.data_ptr(),
+                bias.data_ptr(),
+                out_RO.data_ptr(),
+                num_rows,
+                num_in,
+                num_out,
+                torch.get_num_threads(),
+                gated,
+            )
+            self._library.kvquilt_linear_product(self._level, self._kind, product)
+        return out_RO
+
+    def numbers(self, weight: Tensor, scale: Tensor, first: int, out_IO: Tensor) -> None:
+        """What int8 weights stand for, from unit ``first`` on: as many as ``out_IO`` has outputs."""
+        num_in, num_columns = out_IO.shape
+        weights = _Weights(
+            weight.data_ptr(),
+            scale.data_ptr(),
+            out_IO.data_ptr(),
+            num_in,
+            first,
+            num_columns // UNIT,
+            torch.get_num_threads(),
+        )
+        self._library.kvquilt_linear_weights(self._level, self._kind, weights)

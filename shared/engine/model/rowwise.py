@@ -1,0 +1,123 @@
+"""Linear layers in bfloat16 whose products are row by row the same, whatever rows stand beside (C kernels,
+``linear_kernels.c``), for processors with AVX-512 for bfloat16.
+
+As fast as oneDNN's for many rows and faster for few, where the bytes of the weights are the bound. Sums are
+float32, in the order of the inputs, and rounded once: within rounding ``torch.nn.Linear``, the slow twin.
+Processors with matrix units (AMX) multiply faster by oneDNN. Shapes: O outputs, I inputs, R rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, pad, silu
+
+from shared.engine.model.linear_kernels import UNIT, Kind, LinearKernels, best_level
+from shared.engine.model.rounding import TOLERANCE, relative_error
+
+log = logging.getLogger(__name__)
+_HALF = UNIT // 2
+
+
+class RowwiseLinear(torch.nn.Module):
+    """An ``nn.Linear``, or several of the same rows as one. Inference only."""
+
+    def __init__(self, *linears: torch.nn.Linear) -> None:
+        super().__init__()
+        self._num_out = sum(one.out_features for one in linears)
+        self._kernels = LinearKernels(Kind.PAIRS_BFLOAT16)
+        weight_OI = torch.cat([one.weight.detach() for one in linears])
+        self._more_in, more_out = weight_OI.shape[1] % 2, -self._num_out % UNIT
+        self._weight = _packed(pad(weight_OI, (0, self._more_in, 0, more_out)))
+        self._bias = pad(torch.cat([_bias_of(one) for one in linears]), (0, more_out))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the weight."""
+        return self._weight.nbytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_RI = pad(x.reshape(-1, x.shape[-1]), (0, self._more_in))
+        out_RO = self._kernels.product(x_RI, self._weight, self._bias, self._num_out)
+        return out_RO.view(*x.shape[:-1], self._num_out)
+
+
+class RowwiseGate(torch.nn.Module):
+    """silu(gate(x)) · up(x): both weights in one, 16 outputs of the one behind 16 of the other."""
+
+    def __init__(self, gate: torch.nn.Linear, up: torch.nn.Linear) -> None:
+        super().__init__()
+        self._num_out = gate.out_features
+        self._kernels = LinearKernels(Kind.PAIRS_BFLOAT16)
+        self._more_in, more_out = gate.in_features % 2, -self._num_out % _HALF
+        weights = (pad(one.weight.detach(), (0, self._more_in, 0, more_out)) for one in (gate, up))
+        self._weight = _packed(_alternating(*weights))
+        self._bias = _alternating(*(pad(_bias_of(one), (0, more_out)) for one in (gate, up)))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the weights."""
+        return self._weight.nbytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner_RO = self._product(x, self._num_out, gated=True)
+        return inner_RO.view(*x.shape[:-1], self._num_out)
+
+    def both(self, x_RI: Tensor) -> tuple[Tensor, Tensor]:
+        """gate(x) and up(x), each [R, O]."""
+        both_RO = self._product(x_RI, len(self._bias), gated=False)
+        gate, up = both_RO.view(len(x_RI), -1, 2, _HALF).unbind(2)
+        return tuple(one.reshape(len(x_RI), -1)[:, : self._num_out] for one in (gate, up))  # type: ignore[return-value]
+
+    def _product(self, x: Tensor, num_out: int, gated: bool) -> Tensor:
+        x_RI = pad(x.reshape(-1, x.shape[-1]), (0, self._more_in))
+        return self._kernels.product(x_RI, self._weight, self._bias, num_out, gated=gated)
+
+
+def _bias_of(one: torch.nn.Linear) -> Tensor:
+    return torch.zeros(one.out_features) if one.bias is None else one.bias.detach().float()
+
+
+def _packed(weight_OI: Tensor) -> Tensor:
+    """As the kernels read it: [units, inputs / 2, 32, 2]."""
+    num_out, num_in = weight_OI.shape
+    return weight_OI.view(num_out // UNIT, UNIT, num_in // 2, 2).transpose(1, 2).contiguous()
+
+
+def _alternating(first: Tensor, second: Tensor) -> Tensor:
+    """16 outputs of the first, then the same 16 of the second."""
+    halves = [one.view(-1, _HALF, *one.shape[1:]) for one in (first, second)]
+    return torch.stack(halves, 1).reshape(-1, *first.shape[1:])
+
+
+@functools.cache
+def rowwise_works() -> bool:
+    """The kernels are there, they are the fastest for this processor, and compute what they should."""
+    if best_level() < 2 or torch.cpu._is_amx_tile_supported():
+        return False
+    with torch.inference_mode():
+        differences = _differences(_drawn(70, 45), _drawn(70, 45))
+    if all(one < TOLERANCE[torch.bfloat16] for one in differences):
+        return True
+    log.warning("the kernels of bfloat16 products do not work on this machine (%s); slower", differences)
+    return False
+
+
+def _differences(gate: torch.nn.Linear, up: torch.nn.Linear) -> Sequence[float]:
+    """From the slow twin, relative."""
+    x_RI = _drawn(gate.in_features, 13).weight.detach()
+    g, u = (linear(x_RI, one.weight, one.bias) for one in (gate, up))
+    ours = RowwiseLinear(gate, up)(x_RI), RowwiseGate(gate, up)(x_RI)
+    return [relative_error(*pair) for pair in zip(ours, (torch.cat((g, u), 1), silu(g) * u), strict=True)]
+
+
+def _drawn(num_in: int, num_out: int) -> torch.nn.Linear:
+    layer = torch.nn.Linear(num_in, num_out, dtype=torch.bfloat16).requires_grad_(False)
+    draw = torch.Generator().manual_seed(num_out)
+    for parameter in layer.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=draw))
+    return layer
