@@ -1,15 +1,13 @@
-"""Norms and activations of a GPU's layers in one kernel each, and no rotation by nothing.
+"""Norms and activations of a GPU's layers in one kernel each.
 
 A step of few rows is bound by reading weights; between two products every kernel costs the same few
-microseconds, whatever it does. ``transformers`` takes eight for a norm, ten to rotate queries and keys by
-positions of 0, two to multiply with the gate, and three products where queries, keys and values could be one.
-Each module is replaced only where it computes what its replacement computes; weights keep their names.
+microseconds, whatever it does. ``transformers`` takes eight for a norm, two to multiply with the gate, and
+three products where queries, keys and values could be one. Each module is replaced only where it computes what its replacement computes; weights keep their names.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -19,13 +17,11 @@ from torch.nn.functional import linear
 
 from shared.engine.model.fused_kernels import rms_norm_kernel, silu_times_kernel
 from shared.engine.model.joint import JointProduct
-from shared.engine.model.packing import is_gated_mlp
+from shared.engine.model.packing import is_gated_mlp, is_rms_norm
 from shared.engine.model.rounding import relative_error
 
 _BLOCK = 1024
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # relative, RMS over RMS
-_ROTATION = "apply_rotary_pos_emb"
-_NO_ROTATION = "kvquilt_no_rotation"
 
 
 class FusedRmsNorm(torch.nn.Module):
@@ -90,31 +86,6 @@ def fuse(model: Any) -> None:
             setattr(model, name, replacement)
 
 
-def skip_no_rotation(layer: Any) -> None:
-    """From now on the layer's module of ``transformers`` leaves queries and keys alone where the angles are
-    marked by ``no_rotation``; with others it does what it did."""
-    module: Any = sys.modules[type(layer.self_attn).__module__]
-    rotate: Callable[..., Any] | None = getattr(module, _ROTATION, None)
-    if rotate is None or hasattr(rotate, _NO_ROTATION):
-        return
-
-    def rotate_unless_marked(q: Tensor, k: Tensor, cos: Tensor, *more: Any, **options: Any) -> Any:
-        if not torch.compiler.is_compiling() and getattr(cos, _NO_ROTATION, False):
-            return q, k
-        return rotate(q, k, cos, *more, **options)
-
-    setattr(rotate_unless_marked, _NO_ROTATION, True)
-    setattr(module, _ROTATION, rotate_unless_marked)
-
-
-def no_rotation(angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The same angles, marked if they turn nothing (under YaRN they scale)."""
-    cos, sin = angles
-    if bool((cos == 1).all()) and not bool(sin.any()):
-        setattr(cos, _NO_ROTATION, True)
-    return cos, sin
-
-
 def _join(module: Any, names: Sequence[str]) -> None:
     linears = [getattr(module, name, None) for name in names]
     if any(type(one) is not torch.nn.Linear for one in linears):
@@ -131,7 +102,7 @@ def _join(module: Any, names: Sequence[str]) -> None:
 
 
 def _replacement(module: Any) -> torch.nn.Module | None:
-    if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
+    if is_rms_norm(module):
         fused: torch.nn.Module = FusedRmsNorm(module)
         width = module.weight.shape[0]
     elif is_gated_mlp(module):

@@ -37,6 +37,15 @@ typedef struct {
     int32_t num_threads;
 } Weights;
 
+/* Each row by its root mean square, times weight: bfloat16, rounded once. */
+typedef struct {
+    const uint16_t *x, *weight;
+    uint16_t *out;
+    int64_t num_rows, width;
+    float eps;
+    int32_t num_threads;
+} Norm;
+
 typedef struct {
     void (*tile)(const Product *, int64_t row, int rows, int64_t unit, int units);
     void (*expand)(const Weights *, int64_t unit);
@@ -221,6 +230,27 @@ INLINE void exact_tile(const Product *p, int64_t row, const int rows, int64_t un
     }
 }
 
+INLINE __m512 sixteen(const uint16_t *from, int64_t left) {
+    const __mmask16 mask = left < 16 ? (__mmask16)((1 << left) - 1) : (__mmask16)0xffff;
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from)), 16));
+}
+
+static void norm_row(const Norm *n, int64_t row) {
+    const uint16_t *x = n->x + row * n->width;
+    __m512 squares[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (int64_t i = 0; i < n->width; i += 16) {
+        const __m512 y = sixteen(x + i, n->width - i);
+        squares[i / 16 % 4] = _mm512_fmadd_ps(y, y, squares[i / 16 % 4]);
+    }
+    const __m512 sum = _mm512_add_ps(_mm512_add_ps(squares[0], squares[1]), _mm512_add_ps(squares[2], squares[3]));
+    const __m512 factor = _mm512_set1_ps(1.0f / __builtin_sqrtf(_mm512_reduce_add_ps(sum) / (float)n->width + n->eps));
+    for (int64_t i = 0; i < n->width; i += 16) {
+        const int64_t left = n->width - i;
+        const __m512 y = _mm512_mul_ps(_mm512_mul_ps(sixteen(x + i, left), factor), sixteen(n->weight + i, left));
+        store_rounded(n->out + row * n->width + i, y, left);
+    }
+}
+
 static void exact_tiles(const Product *p, int64_t row, int rows, int64_t unit, int units){TILES_OF_12(exact_tile)}
 #pragma GCC pop_options
 
@@ -240,6 +270,7 @@ int kvquilt_linear_level(void) {
 }
 #else
 static const Kernels KERNELS[1][NUM_KINDS];
+static void norm_row(const Norm *n, int64_t row) {}
 int kvquilt_linear_level(void) { return 0; }
 #endif
 
@@ -265,5 +296,13 @@ void kvquilt_linear_weights(int level, int kind, const Weights *w) {
     for (int64_t unit = 0; unit < w->units; unit++) KERNELS[level][kind].expand(w, unit);
 }
 
+#define ROWS_OF_A_THREAD 16 /* Fewer are done before others have begun. */
+
+/* Of level 2. */
+void kvquilt_linear_norm(const Norm *n) {
+#pragma omp parallel for schedule(static) num_threads(n->num_threads) if (n->num_rows > ROWS_OF_A_THREAD)
+    for (int64_t row = 0; row < n->num_rows; row++) norm_row(n, row);
+}
+
 /* Of this library's structures: a caller that was compiled from other sources has others. */
-int64_t kvquilt_linear_bytes(void) { return 1000 * sizeof(Product) + sizeof(Weights); }
+int64_t kvquilt_linear_bytes(void) { return 1000000 * sizeof(Product) + 1000 * sizeof(Weights) + sizeof(Norm); }

@@ -1,4 +1,4 @@
-"""Calls the C kernels of ``linear_kernels.c``: products of rows with packed weights, on a CPU.
+"""Calls the C kernels of ``linear_kernels.c``: products of rows with packed weights, and norms, on a CPU.
 
 Shapes: O outputs, I inputs, R rows.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
-from ctypes import POINTER, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -59,6 +59,20 @@ class _Weights(ctypes.Structure):
     )
 
 
+class _Norm(ctypes.Structure):
+    """``Norm`` of linear_kernels.c."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("weight", c_void_p),
+        ("out", c_void_p),
+        ("num_rows", c_int64),
+        ("width", c_int64),
+        ("eps", c_float),
+        ("num_threads", c_int32),
+    )
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """None: see ``compiled_library``."""
@@ -67,6 +81,7 @@ def library() -> ctypes.CDLL | None:
         return None
     loaded.kvquilt_linear_level.restype = c_int
     loaded.kvquilt_linear_product.restype = loaded.kvquilt_linear_weights.restype = None
+    loaded.kvquilt_linear_norm.restype, loaded.kvquilt_linear_norm.argtypes = None, (POINTER(_Norm),)
     loaded.kvquilt_linear_product.argtypes = (c_int, c_int, POINTER(_Product))
     loaded.kvquilt_linear_weights.argtypes = (c_int, c_int, POINTER(_Weights))
     return loaded
@@ -75,13 +90,32 @@ def library() -> ctypes.CDLL | None:
 def fits(loaded: ctypes.CDLL) -> bool:
     """Its structures are those above."""
     sizes = getattr(loaded, "kvquilt_linear_bytes", None)
-    return sizes is not None and sizes() == 1000 * ctypes.sizeof(_Product) + ctypes.sizeof(_Weights)
+    ours = [ctypes.sizeof(one) for one in (_Product, _Weights, _Norm)]
+    return sizes is not None and sizes() == 1_000_000 * ours[0] + 1000 * ours[1] + ours[2]
 
 
 def best_level() -> int:
     """Of ``LEVELS``, what this processor runs; 0: nothing, or there is no library."""
     found = library()
     return 0 if found is None else int(found.kvquilt_linear_level())
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """weight · x / RMS(x) over the last dimension, in bfloat16. Needs level 2."""
+    loaded, x = library(), x.contiguous()
+    assert loaded is not None
+    out, width = torch.empty_like(x), x.shape[-1]
+    norm = _Norm(
+        x.data_ptr(),
+        weight.data_ptr(),
+        out.data_ptr(),
+        x.numel() // width,
+        width,
+        eps,
+        torch.get_num_threads(),
+    )
+    loaded.kvquilt_linear_norm(norm)
+    return out
 
 
 class LinearKernels:

@@ -106,6 +106,8 @@ def wrap_model(hf_model: Any, pack: bool = True, weights: Weights = "exact") -> 
     """
     hf_model.eval().requires_grad_(False)
     model = take_over(hf_model)
+    if pack:
+        model.spare_rotation()
     if weights == "int8":
         with torch.inference_mode():
             model.quantise()

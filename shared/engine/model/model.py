@@ -29,6 +29,7 @@ from shared.engine.model.packets import Packets
 from shared.engine.model.packing import best_products, can_pack, pack_linears
 from shared.engine.model.rope import Angles
 from shared.engine.model.spec import ModelSpec
+from shared.engine.model.unrotated import no_rotation, skip_no_rotation
 from shared.engine_config import Weights
 from shared.errors import ConfigError
 
@@ -117,13 +118,15 @@ class LoadedModel:
         there to compile them."""
         if importlib.util.find_spec("triton") is None:
             return
-        from shared.engine.model.fused import fuse, no_rotation, skip_no_rotation
+        from shared.engine.model.fused import fuse
 
         try:
             fuse(self._decoder)
         except Exception as error:  # whatever a compiler or a driver may raise
             log.warning("the layers' small kernels cannot be fused here (%s); slower", error)
-            return
+
+    def spare_rotation(self) -> None:
+        """From now on layers do not turn queries and keys by positions of 0."""
         for layer in self._layers:
             skip_no_rotation(layer)
         self._unrotated = no_rotation(self._unrotated)

@@ -4,7 +4,7 @@ product.
 A product of few rows is bound by reading weights; as ``nn.Linear`` keeps them oneDNN reads them at half the
 speed. A gated MLP also gets its activation and its product with the gate within the matrix products, rounded
 to bfloat16 once instead of three times. Where the processor has what they need the products are row by row
-the same (``rowwise``), and queries, keys and values are one; else they are oneDNN's.
+the same (``rowwise``), queries, keys and values are one, and a norm is one pass; else they are oneDNN's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shared.engine.model.joint import JointProduct
 from shared.engine.model.rounding import relative_error
-from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, rowwise_works
+from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, RowwiseNorm, rowwise_works
 
 _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _JOINT = ("q_proj", "k_proj", "v_proj")
@@ -64,8 +64,8 @@ class PackedGate(torch.nn.Module):
 
 
 class Products(NamedTuple):
-    """What replaces linear layers, and a gate with what goes through it. ``rowwise``: also several layers of
-    the same rows."""
+    """What replaces linear layers, and a gate with what goes through it. ``rowwise``: norms are replaced as
+    well, and several layers of the same rows by one."""
 
     linear: type[PackedLinear | RowwiseLinear]
     gate: type[PackedGate | RowwiseGate]
@@ -143,8 +143,9 @@ def best_products() -> Products:
 
 
 def pack_linears(model: Any, products: Products) -> None:
-    """Every gated MLP and every other ``nn.Linear`` in the model is replaced, one after the other, so that
-    little is there twice. A head that shares its weight with the embedding gets one of its own."""
+    """Every gated MLP and every other ``nn.Linear`` in the model is replaced, and norms if ``products`` has
+    them, one after the other, so that little is there twice. A head that shares its weight with the embedding
+    gets one of its own."""
     if products.rowwise:
         _join(model)
     for name in [name for name, _ in model.named_children()]:
@@ -172,7 +173,10 @@ def _packed(module: Any, products: Products) -> torch.nn.Module | None:
         return products.linear(module)
     if is_gated_mlp(module):
         packed = PackedGatedMlp(module, products)
-        return packed if _same(module, packed) else None
+        return packed if _same(module, packed, module.gate_proj.in_features) else None
+    if is_rms_norm(module) and products.rowwise:
+        norm = RowwiseNorm(module.weight, module.variance_epsilon)
+        return norm if _same(module, norm, len(module.weight)) else None
     return None
 
 
@@ -181,15 +185,18 @@ def is_gated_mlp(module: Any) -> bool:
     return {name for name, _ in module.named_children()} == _GATED and _is_silu(module.act_fn)
 
 
+def is_rms_norm(module: Any) -> bool:
+    """By its name; whether it adds something to its weight is another question."""
+    return type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
+
+
 def _is_silu(activation: Any) -> bool:
     """By what it computes: transformers has a class of its own for it."""
     x = torch.linspace(-9.0, 9.0, 145)
     return torch.equal(activation(x), torch.nn.functional.silu(x))
 
 
-def _same(mlp: Any, packed: PackedGatedMlp) -> bool:
-    """An MLP of such parts may still compute something else with them."""
-    noise = torch.randn(4, mlp.gate_proj.in_features, generator=torch.Generator().manual_seed(0)).to(
-        mlp.gate_proj.weight.dtype
-    )
-    return relative_error(packed(noise), mlp(noise)) <= _TOLERANCE
+def _same(module: Any, packed: torch.nn.Module, num_in: int) -> bool:
+    """A module of such parts may still compute something else with them."""
+    noise = torch.randn(4, num_in, generator=torch.Generator().manual_seed(0)).bfloat16()
+    return relative_error(packed(noise), module(noise)) <= _TOLERANCE

@@ -1,5 +1,5 @@
-"""Linear layers in bfloat16 whose products are row by row the same, whatever rows stand beside (C kernels,
-``linear_kernels.c``), for processors with AVX-512 for bfloat16.
+"""Linear layers and norms in bfloat16 whose results are row by row the same, whatever rows stand beside (C
+kernels, ``linear_kernels.c``), for processors with AVX-512 for bfloat16.
 
 As fast as oneDNN's for many rows and faster for few, where the bytes of the weights are the bound. Sums are
 float32, in the order of the inputs, and rounded once: within rounding ``torch.nn.Linear``, the slow twin.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad, silu
 
-from shared.engine.model.linear_kernels import UNIT, Kind, LinearKernels, best_level
+from shared.engine.model.linear_kernels import UNIT, Kind, LinearKernels, best_level, rms_norm
 from shared.engine.model.rounding import TOLERANCE, relative_error
 
 log = logging.getLogger(__name__)
@@ -76,6 +76,18 @@ class RowwiseGate(torch.nn.Module):
     def _product(self, x: Tensor, num_out: int, gated: bool) -> Tensor:
         x_RI = pad(x.reshape(-1, x.shape[-1]), (0, self._more_in))
         return self._kernels.product(x_RI, self._weight, self._bias, num_out, gated=gated)
+
+
+class RowwiseNorm(torch.nn.Module):
+    """weight · x / RMS(x), over the last dimension."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
+        self._eps = float(eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self._eps)
 
 
 def _bias_of(one: torch.nn.Linear) -> Tensor:

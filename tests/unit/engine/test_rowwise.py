@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear, rms_norm, silu
 
 from shared.engine import Engine, EngineConfig, wrap_model
 from shared.engine.model import rowwise
 from shared.engine.model.packing import ONE_DNN, ROWWISE, best_products, packed_bytes
 from shared.engine.model.rounding import relative_error
-from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, rowwise_works
+from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, RowwiseNorm, rowwise_works
 from shared.engine.model.self_check import rows_are_independent
 from tests.oracles import FAMILIES, as_dtype, tiny_model
 
@@ -91,6 +91,18 @@ def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(num_out: int) -> None:
         alone_RO = torch.cat([product(x_I[None]) for x_I in x_RI])
         for num_rows in (*range(2, 40), 191, 192, 193, 200):
             assert torch.equal(product(x_RI[-num_rows:]), alone_RO[-num_rows:])
+
+
+@ANY
+@given(num_rows=ROWS, width=st.integers(1, 700), eps=st.sampled_from([1e-6, 1e-5, 0.5]))
+@torch.inference_mode()
+def test_a_norm(num_rows: int, width: int, eps: float) -> None:
+    weight_E, x_RE = torch.randn(width).bfloat16(), 5 * torch.randn(num_rows, width).bfloat16()
+    norm = RowwiseNorm(weight_E, eps)
+    ours = norm(x_RE)
+    assert relative_error(ours, rms_norm(x_RE.float(), (width,), weight_E.float(), eps)) < ONE_ROUNDING
+    assert torch.equal(norm(x_RE[-1:]), ours[-1:])
+    assert torch.equal(norm(x_RE.t().contiguous().t()), ours)
 
 
 @torch.inference_mode()
