@@ -21,6 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.engine.backends.native import NativeAttention
+from shared.engine.model.linear_kernels import LinearKernels
 from shared.measuring.rates import best_s
 
 _KERNELS = (
@@ -33,6 +34,9 @@ _KERNELS = (
 )
 
 
+_Call = partial[torch.Tensor]
+
+
 @dataclass(frozen=True, slots=True)
 class _Packed:
     """A weight in oneDNN's own order."""
@@ -43,7 +47,7 @@ class _Packed:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """``seconds``: all kernels of the work, each at its best; ``num_kernels`` calls, those that torch sees of
+    """``seconds``: all kernels of the work, each at its best; ``num_kernels`` calls, those but attention of
     ``num_shapes`` different ones."""
 
     seconds: float
@@ -66,7 +70,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def ceiling_of(work: Callable[[], object]) -> Ceiling:
     """``work`` runs once, recorded, on this thread."""
-    with _Recorder() as recorder, _recorded_attention() as attention:
+    with (
+        _Recorder() as recorder,
+        _recorded(NativeAttention, "run") as attention,
+        _recorded(LinearKernels, "product") as products,
+    ):
         work()
     with torch.inference_mode():
         seconds = sum(
@@ -74,20 +82,26 @@ def ceiling_of(work: Callable[[], object]) -> Ceiling:
             for (func, args, kwargs), count in recorder.calls.items()
         )
         seconds += sum(map(best_s, attention))
-    return Ceiling(seconds, recorder.calls.total() + len(attention), len(recorder.calls))
+        of_a_size: dict[tuple[Any, ...], list[_Call]] = {}
+        for call in products:
+            sizes = (*map(_layout, call.args[1:]), *call.keywords.items())
+            of_a_size.setdefault(sizes, []).append(call)
+        seconds += sum(len(calls) * best_s(calls[0]) for calls in of_a_size.values())
+    ours = len(attention) + len(products)
+    return Ceiling(seconds, recorder.calls.total() + ours, len(recorder.calls) + len(of_a_size))
 
 
 @contextmanager
-def _recorded_attention() -> Iterator[list[Callable[[], object]]]:
-    """Calls of the native backend, which torch does not see."""
-    calls: list[Callable[[], object]] = []
-    run = NativeAttention.run
+def _recorded(owner: type, name: str) -> Iterator[list[_Call]]:
+    """Calls of the native kernels, which torch does not see."""
+    calls: list[_Call] = []
+    run = getattr(owner, name)
 
-    def recording(*args: Any) -> torch.Tensor:
-        calls.append(partial(run, *args))
-        return run(*args)
+    def recording(*args: Any, **options: Any) -> torch.Tensor:
+        calls.append(partial(run, *args, **options))
+        return calls[-1]()
 
-    with mock.patch.object(NativeAttention, "run", recording):
+    with mock.patch.object(owner, name, recording):
         yield calls
 
 

@@ -36,7 +36,8 @@ from load_tests.engine.late_loads import LateLoads, WhichFirst
 from load_tests.engine.quoting import Quoted, Quoting
 from load_tests.engine.sharing import Crowd
 from load_tests.plot import write_plot
-from shared.engine.model.int8 import best_level
+from shared.engine.model.linear_kernels import best_level
+from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, rowwise_works
 from shared.measuring.case import Case
 from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement
@@ -102,6 +103,21 @@ def test_kernels_are_recorded_with_their_shapes_and_timed_alone() -> None:
     ceiling = ceiling_of(lambda: [a @ b, a @ b, b.T @ a.T, a + 1])
     assert (ceiling.num_kernels, ceiling.num_shapes) == (3, 2)
     assert ceiling.seconds > 0
+
+
+@pytest.mark.skipif(not rowwise_works(), reason="no kernels for this processor")
+@torch.inference_mode()
+def test_products_of_native_kernels_are_among_them() -> None:
+    equal, other = [RowwiseLinear(linear(8, 40)) for _ in range(2)], RowwiseLinear(linear(8, 24))
+    gate = RowwiseGate(linear(8, 40), linear(8, 40))
+    x = torch.randn(3, 8).bfloat16()
+    ceiling = ceiling_of(lambda: [product(x) for product in (*equal, other, gate)])
+    assert (ceiling.num_kernels, ceiling.num_shapes) == (4, 3)
+    assert ceiling.seconds > 0
+
+
+def linear(num_in: int, num_out: int) -> torch.nn.Linear:
+    return torch.nn.Linear(num_in, num_out).bfloat16()
 
 
 @pytest.mark.parametrize(

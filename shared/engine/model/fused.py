@@ -2,7 +2,8 @@
 
 A step of few rows is bound by reading weights; between two products every kernel costs the same few
 microseconds, whatever it does. ``transformers`` takes eight for a norm, two to multiply with the gate, and
-three products where queries, keys and values could be one. Each module is replaced only where it computes what its replacement computes; weights keep their names.
+three products where queries, keys and values could be one. Each module is replaced only where it computes
+what its replacement computes; weights keep their names.
 """
 
 from __future__ import annotations
