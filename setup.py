@@ -1,5 +1,5 @@
 """What pyproject.toml cannot say: the engine's CPU kernels. Where they do not compile they are left out;
-torch attends in their place, and int8 weights are refused."""
+torch attends and multiplies in their place, and int8 weights are refused."""
 
 from setuptools import Extension, setup
 

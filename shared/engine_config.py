@@ -29,7 +29,8 @@ class EngineConfig:
     backend: of attention. ``auto`` is ``triton`` on a GPU and ``native`` (C kernels) on a CPU, where these
         work, else ``torch``; ``flash_attn`` (GPU, the extra gpu) suits offline prefill; ``reference`` is the
         slow twin of all.
-    batch_invariant: fixed tiles and split order, so that no request's bits depend on its company. Slower.
+    batch_invariant: fixed tiles and split order, so that no request's bits depend on its company. Slower;
+        much slower for several branches where products are not row by row the same (docs/attention.md).
     compile: torch.compile makes one piece of what stands between two attentions, so that a GPU is told of
         fewer kernels per layer. The first step takes half a minute longer; needs a compiler. For GPUs; not
         with batch_invariant.

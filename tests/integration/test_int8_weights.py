@@ -10,7 +10,7 @@ import pytest
 from cluster.paths import DEMO_MODEL
 from load_tests.encodings.__main__ import bench_of
 from load_tests.weights.__main__ import measure
-from shared.engine.model.int8 import best_level
+from shared.engine.model.linear_kernels import best_level
 from shared.errors import ModelUnsupported
 from shared.generation.asked import SamplingParams
 from shared.generation.told import DoneEvent, TokenEvent
