@@ -34,8 +34,8 @@ def test_pods_serve_the_model_that_the_job_brought(trial: Trial) -> None:
     trial.kubectl.apply(CLAIM)
     trial.release.install("dev-cpu", MODEL)  # fails if the job does
     trial.release.wait_until_ready()
+    wait_for(lambda: ingested(trial.door.target), "ingestion to begin with", RECOVERY_S)
     target = trial.door.target
-    wait_for(lambda: ingested(target), "ingestion to begin with", RECOVERY_S)
     answered = json.loads(cli(target, "ask", QUESTION, "-c", COLLECTION, "--json"))
     assert answered["answers"][0]["text"].strip()
     assert answered["usage"]["reused_tokens"] > 0
