@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from shared.engine.model.linear_kernels import UNIT, Kind, LinearKernels, best_level, library
+from shared.engine.model.linear_kernels import UNIT, LinearKernels, ProductKind, best_level, library
 from shared.engine.model.rounding import TOLERANCE, relative_error
 from shared.errors import ConfigError, ModelUnsupported
 
@@ -75,7 +75,9 @@ class Int8Linear(torch.nn.Module):
         level = best_level() if level is None else level
         self._room, self._num_in, self._num_out = room, linear.in_features, linear.out_features
         self._pairs = level > 1 and linear.weight.dtype is torch.bfloat16
-        self._kernels = LinearKernels(Kind.PAIRS_INT8 if self._pairs else Kind.SINGLES_INT8, level)
+        self._kernels = LinearKernels(
+            ProductKind.PAIRS_INT8 if self._pairs else ProductKind.SINGLES_INT8, level
+        )
         int8_OI, scale_O = quantised(linear.weight)
         self._more_in, more_out = -self._num_in % 4, -self._num_out % UNIT
         self._weight = _packed(pad(int8_OI, (0, self._more_in, 0, more_out)), self._pairs)

@@ -20,7 +20,7 @@ UNIT = 32  # outputs, as in linear_kernels.c
 LEVELS = {1: "AVX2", 2: "AVX-512 with bfloat16 and byte permutations"}
 
 
-class Kind(enum.IntEnum):
+class ProductKind(enum.IntEnum):
     """Of rows and weights, as in linear_kernels.c. Pairs of bfloat16 need level 2."""
 
     SINGLES_INT8 = 0
@@ -121,7 +121,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 class LinearKernels:
     """``level``: of ``LEVELS``, None for the best one here."""
 
-    def __init__(self, kind: Kind, level: int | None = None) -> None:
+    def __init__(self, kind: ProductKind, level: int | None = None) -> None:
         loaded = library()
         assert loaded is not None
         self._library, self._kind = loaded, kind

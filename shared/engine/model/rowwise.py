@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad, silu
 
-from shared.engine.model.linear_kernels import UNIT, Kind, LinearKernels, best_level, rms_norm
+from shared.engine.model.linear_kernels import UNIT, LinearKernels, ProductKind, best_level, rms_norm
 from shared.engine.model.rounding import TOLERANCE, relative_error
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class RowwiseLinear(torch.nn.Module):
     def __init__(self, *linears: torch.nn.Linear) -> None:
         super().__init__()
         self._num_out = sum(one.out_features for one in linears)
-        self._kernels = LinearKernels(Kind.PAIRS_BFLOAT16)
+        self._kernels = LinearKernels(ProductKind.PAIRS_BFLOAT16)
         weight_OI = torch.cat([one.weight.detach() for one in linears])
         self._more_in, more_out = weight_OI.shape[1] % 2, -self._num_out % UNIT
         self._weight = _packed(pad(weight_OI, (0, self._more_in, 0, more_out)))
@@ -52,7 +52,7 @@ class RowwiseGate(torch.nn.Module):
     def __init__(self, gate: torch.nn.Linear, up: torch.nn.Linear) -> None:
         super().__init__()
         self._num_out = gate.out_features
-        self._kernels = LinearKernels(Kind.PAIRS_BFLOAT16)
+        self._kernels = LinearKernels(ProductKind.PAIRS_BFLOAT16)
         self._more_in, more_out = gate.in_features % 2, -self._num_out % _HALF
         weights = (pad(one.weight.detach(), (0, self._more_in, 0, more_out)) for one in (gate, up))
         self._weight = _packed(_alternating(*weights))
