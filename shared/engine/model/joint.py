@@ -14,14 +14,13 @@ class JointProduct:
     def __init__(self, product: Callable[[Tensor], Tensor], widths: Sequence[int]) -> None:
         self._product = product
         self._widths = list(widths)
-        self._x: Tensor | None = None
-        self._products: Sequence[Tensor] = ()
+        self._last: tuple[Tensor, Sequence[Tensor]] | None = None
 
     def of(self, nth: int, x: Tensor) -> Tensor:
         """With the weight of that layer. The first one that is asked of new rows computes for all."""
-        if x is not self._x:
-            self._x, self._products = x, torch.split(self._product(x), self._widths, -1)
-        product = self._products[nth]
+        last = self._last
+        if last is None or last[0] is not x:
+            last = self._last = x, torch.split(self._product(x), self._widths, -1)
         if nth == len(self._widths) - 1:
-            self._x, self._products = None, ()
-        return product
+            self._last = None
+        return last[1][nth]

@@ -31,8 +31,8 @@ class RowwiseLinear(torch.nn.Module):
         self._num_out = sum(one.out_features for one in linears)
         self._kernels = LinearKernels(ProductKind.PAIRS_BFLOAT16)
         weight_OI = torch.cat([one.weight.detach() for one in linears])
-        self._more_in, more_out = weight_OI.shape[1] % 2, -self._num_out % UNIT
-        self._weight = _packed(pad(weight_OI, (0, self._more_in, 0, more_out)))
+        more_out = -self._num_out % UNIT
+        self._weight = _packed(pad(weight_OI, (0, 0, 0, more_out)))
         self._bias = pad(torch.cat([_bias_of(one) for one in linears]), (0, more_out))
 
     @property
@@ -41,7 +41,7 @@ class RowwiseLinear(torch.nn.Module):
         return self._weight.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
-        x_RI = pad(x.reshape(-1, x.shape[-1]), (0, self._more_in))
+        x_RI = _even(x.reshape(-1, x.shape[-1]))
         out_RO = self._kernels.product(x_RI, self._weight, self._bias, self._num_out)
         return out_RO.view(*x.shape[:-1], self._num_out)
 
@@ -53,8 +53,8 @@ class RowwiseGate(torch.nn.Module):
         super().__init__()
         self._num_out = gate.out_features
         self._kernels = LinearKernels(ProductKind.PAIRS_BFLOAT16)
-        self._more_in, more_out = gate.in_features % 2, -self._num_out % _HALF
-        weights = (pad(one.weight.detach(), (0, self._more_in, 0, more_out)) for one in (gate, up))
+        more_out = -self._num_out % _HALF
+        weights = (pad(one.weight.detach(), (0, 0, 0, more_out)) for one in (gate, up))
         self._weight = _packed(_alternating(*weights))
         self._bias = _alternating(*(pad(_bias_of(one), (0, more_out)) for one in (gate, up)))
 
@@ -74,7 +74,7 @@ class RowwiseGate(torch.nn.Module):
         return tuple(one.reshape(len(x_RI), -1)[:, : self._num_out] for one in (gate, up))  # type: ignore[return-value]
 
     def _product(self, x: Tensor, num_out: int, gated: bool) -> Tensor:
-        x_RI = pad(x.reshape(-1, x.shape[-1]), (0, self._more_in))
+        x_RI = _even(x.reshape(-1, x.shape[-1]))
         return self._kernels.product(x_RI, self._weight, self._bias, num_out, gated=gated)
 
 
@@ -94,8 +94,14 @@ def _bias_of(one: torch.nn.Linear) -> Tensor:
     return torch.zeros(one.out_features) if one.bias is None else one.bias.detach().float()
 
 
+def _even(x_RI: Tensor) -> Tensor:
+    """With a column of zeros, if need be: kernels take inputs two by two."""
+    return pad(x_RI, (0, 1)) if x_RI.shape[1] % 2 else x_RI
+
+
 def _packed(weight_OI: Tensor) -> Tensor:
     """As the kernels read it: [units, inputs / 2, 32, 2]."""
+    weight_OI = _even(weight_OI)
     num_out, num_in = weight_OI.shape
     return weight_OI.view(num_out // UNIT, UNIT, num_in // 2, 2).transpose(1, 2).contiguous()
 
