@@ -79,7 +79,7 @@ def test_batch_invariance_is_bitwise_with_and_without() -> None:
     prompts = Prompts(plain, seed=12)
     requests = [
         prompts.request((), (30,), (9,), max_tokens=5),
-        prompts.request((), (12, 30), (5,), temperature=0.8, seed=1, n=2, max_tokens=4),
+        prompts.request((), (12, 30), (5,), temperature=0.8, seed=1, n=3, max_tokens=4),
     ]
     truth = [run(plain, request)[0].branches() for request in requests]
     graphs = engine(recorder, torch.bfloat16, batch_invariant=True)
