@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from contextlib import aclosing
 
 import httpx2
@@ -63,7 +64,9 @@ def told_by(spans: RecordedSpans) -> str:
 async def test_content_is_told_only_where_the_settings_want_it() -> None:
     with recorded_spans() as spans:
         await ask(pipeline(), traced())
-        assert not any(text in told_by(spans) for text in (WHO, ANSWER, "built", "in 1874", "a.txt"))
+        told = told_by(spans)
+        assert not any(text in told for text in (WHO, ANSWER, "built", "a.txt"))
+        assert not re.search(r"(?<![\w.])1874(?!\w)", told)  # ids and times may hold these digits
     with recorded_spans(content=True) as spans:
         await ask(pipeline(), traced())
         told, found = spans.attributes(ROOT), spans.attributes("retrieval")
