@@ -282,14 +282,13 @@ def test_batches_are_measured_with_their_kv_there_and_to_be_brought() -> None:
 
 
 def test_requests_that_share_chunks_hold_each_chunk_once() -> None:
-    case = Case(TINY, context=4 * 16, question=1, decode=2, chunk_len=16, prefix=0, threads=1)
+    # decodes long enough that none has ended when all have begun
+    case = Case(TINY, context=4 * 8, question=4, decode=400, chunk_len=8, prefix=0, threads=1)
     crowd = Crowd(case, num_requests=3, num_own=1)
     throughput, held = compare_sharing(crowd, RATES, 1)
     assert (throughput.name, held.name) == ("sharing_throughput", "sharing_bytes")
-    most_private = crowd.private_bytes(1 + case.decode)  # when none has ended yet
-    assert most_private < crowd.bytes_of(1)
-    assert 0 <= held.value - crowd.bytes_of(3 + 3) <= most_private
-    assert 0 <= (held.baseline or 0) - crowd.bytes_of(3 * 4) <= most_private
+    private = held.value - crowd.bytes_of(3 + 3)
+    assert held.baseline == crowd.bytes_of(3 * 4) + private
 
 
 def test_the_command_says_what_it_cannot_do(capsys: pytest.CaptureFixture[str]) -> None:
