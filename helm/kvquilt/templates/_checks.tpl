@@ -166,11 +166,14 @@
 {{- end -}}
 
 {{- if not $v.monitoring.enabled -}}
-{{- range $part := list "podMonitor" "rules" "dashboards" -}}
+{{- range $part := list "podMonitor" "serviceMonitor" "rules" "dashboards" -}}
 {{- if (get $v.monitoring $part).enabled -}}
 {{- fail (printf "monitoring.%s.enabled: pods show no metrics; set monitoring.enabled=true too" $part) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- if and $v.monitoring.podMonitor.enabled $v.monitoring.serviceMonitor.enabled -}}
+{{- fail "monitoring.serviceMonitor.enabled: finds the same pods as monitoring.podMonitor, and everything would be counted twice; leave one of them off" -}}
 {{- end -}}
 {{- if has (int $v.monitoring.port) (list 6379 8000 8080 8265 9000) -}}
 {{- fail (printf "monitoring.port: %d is taken in the pods; choose another one" (int $v.monitoring.port)) -}}
