@@ -152,14 +152,15 @@ class HomeDocuments:
         return known
 
     async def _check_stored(self, ctx: RequestContext, manifest: Manifest) -> None:
-        """What is there, but another tenant's, is told like what is not there."""
+        """What is there, but another tenant's or only in documents that the caller may not read, is told like
+        what is not there."""
         ids = list(manifest.kv_ids)
-        foreign = await asyncio.to_thread(self._documents.of_others, manifest)
-        missing = {s.chunk_id for s in await self._own.stat(ctx, ids) if not s.exists} | foreign
+        untold = await asyncio.to_thread(self._documents.untold, manifest, ctx.principal)
+        missing = {s.chunk_id for s in await self._own.stat(ctx, ids) if not s.exists} | untold
         unreachable = 0
         if missing:
             answers, unreachable = await self._neighbours.ask(lambda peer: peer.stat(ctx, sorted(missing)))
-            missing -= {s.chunk_id for stats in answers.values() for s in stats if s.exists} - foreign
+            missing -= {s.chunk_id for stats in answers.values() for s in stats if s.exists} - untold
         if missing and unreachable:
             raise Unavailable(
                 f"{len(missing)} chunks of the document may lie on nodes that do not answer; retry"

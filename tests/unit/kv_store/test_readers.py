@@ -12,7 +12,8 @@ from services.kv_store.documents.documents import Documents
 from services.kv_store.documents.manifest_json import decode, encode
 from services.kv_store.documents.sealed_json import unseal
 from services.kv_store.node.cluster_store import ClusterStore
-from shared.errors import DocumentTaken, InvalidRequest, NotFound
+from shared.errors import DocumentTaken, FailedPrecondition, InvalidRequest, NotFound
+from shared.identity import chunk_identity
 from shared.kv_types import Manifest, ManifestChunk
 from shared.principals.principal import Principal, Role
 from shared.readers import SectionReaders
@@ -187,3 +188,54 @@ def test_the_same_chunk_in_an_open_document_is_for_everybody(tmp_path: Path) -> 
     documents.put(SECRET)
     documents.put(replace(OPEN, chunks=SECRET.chunks))
     assert documents.readable(by().principal, [A]) == [A]
+
+
+DERIVED = chunk_identity("acme", "f", (), (1, 2))
+PAY = ManifestChunk(DERIVED, (1, 2), text="Ann earns 12.", auxiliary_id=D)
+
+
+def mine(chunk: ManifestChunk) -> Manifest:
+    return Manifest("acme", "books", "mine", model_fingerprint="f", chunks=(chunk,))
+
+
+async def keep_pay(store: ClusterStore) -> None:
+    await store.put(OPERATOR, DERIVED, len(chunk_bytes(DERIVED)), in_pieces(chunk_bytes(DERIVED)))
+    await store.put_manifest(OPERATOR, replace(mine(PAY), document_id="pay", readers=("hr",)))
+
+
+@pytest.mark.parametrize(
+    ("naming", "hidden"),
+    [
+        pytest.param(lambda i: ManifestChunk(i, (1,)), A, id="a document's"),
+        pytest.param(lambda i: ManifestChunk(i, (1,)), C, id="a section's"),
+        pytest.param(lambda i: replace(PAY, auxiliary_id=i, text="Ann earns 13."), D, id="for a guess"),
+        pytest.param(lambda i: replace(PAY, auxiliary_id=i, text=""), D, id="for no text"),
+        pytest.param(lambda i: replace(PAY, chunk_id=i, auxiliary_id=""), D, id="as another kind"),
+        pytest.param(lambda i: ManifestChunk(B, (1,), auxiliary_id=i), A, id="as an auxiliary's"),
+    ],
+)
+async def test_no_document_names_kv_of_those_that_its_author_may_not_read(
+    store: ClusterStore, naming: Callable[[str], ManifestChunk], hidden: str
+) -> None:
+    await keep_pay(store)
+    stranger, said = by("staff"), []
+    for chunk_id in (hidden, "0" * 40):
+        with pytest.raises(FailedPrecondition) as refused:
+            await store.put_manifest(stranger, mine(naming(chunk_id)))
+        said.append(refused.value.detail)
+    assert said[0] == said[1]
+    assert await store.readable(stranger, [hidden]) == []
+    await store.put_manifest(by("hr"), mine(naming(hidden)))
+
+
+async def test_kv_that_follows_from_what_a_document_says_is_its_own_whoever_has_it_too(
+    store: ClusterStore,
+) -> None:
+    await keep_pay(store)
+    await store.put_manifest(by("staff"), mine(PAY))
+    assert await store.readable(by("staff"), [DERIVED, D]) == [DERIVED, D]
+
+
+async def test_kv_that_no_document_has_is_named_by_the_first_that_comes(store: ClusterStore) -> None:
+    await store.put_manifest(by("staff"), mine(ManifestChunk(D, (1,))))
+    assert await store.readable(by("staff"), [D]) == [D]
