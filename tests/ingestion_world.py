@@ -116,6 +116,8 @@ class World:
     salt: int = 0
     chunk_template: str = "{text}\n"
     kv: set[str] = field(default_factory=set)
+    untold: set[str] = field(default_factory=set)
+    """KV of documents that the caller may not read."""
     selector: Selector | None = None
     manifests: dict[tuple[str, str, str], Manifest] = field(default_factory=dict)
     indexed: dict[tuple[str, str, str], IndexedDocument] = field(default_factory=dict)
@@ -186,7 +188,7 @@ class World:
 
     async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
         self._effect("put_manifest")
-        if not self.kv.issuperset(manifest.kv_ids):
+        if not (self.kv - self.untold).issuperset(manifest.kv_ids):
             raise FailedPrecondition("chunks are not stored")
         key = (ctx.tenant, manifest.collection, manifest.document_id)
         old = self.manifests.get(key)

@@ -216,14 +216,14 @@ class DocumentStore:
     async def _put_manifest(
         self, ctx: RequestContext, manifest: Manifest, auxiliary: AuxiliaryRun | None = None
     ) -> Manifest:
-        """As it was stored: with the KV of ``auxiliary``.
+        """As it was stored: with the KV of ``auxiliary``, unless the store goes on refusing that.
 
         Raises:
             Conflict: chunks vanish as fast as they are made.
         """
-        for _ in range(_ROUNDS):
+        for left in reversed(range(_ROUNDS)):
             if auxiliary is not None:
-                manifest = await auxiliary.encoded(ctx, manifest)
+                manifest = await auxiliary.encoded(ctx, manifest) if left else manifest.without_auxiliary()
             try:
                 await self._store(ctx, manifest)
                 return manifest

@@ -147,6 +147,16 @@ async def test_a_dead_selector_fails_nothing_and_is_asked_once_in_a_run(error: E
     world.check_settled()
 
 
+async def test_a_document_is_stored_without_auxiliary_kv_that_the_store_will_not_have_it_name() -> None:
+    world = world_with_selector()
+    await upsert(world.service(), text("a.md", f"# A Title\n\n{LONG}"))
+    world.untold = {c.auxiliary_id for c in manifest(world, "a.md").chunks}
+    again = text("b.md", f"# A Title\n\n{LONG}")
+    assert outcome(await upsert(world.service(), again)) == {"b.md": Stage.STORED}
+    assert not has_auxiliary(world, "b.md")
+    world.check_settled()
+
+
 async def test_one_that_dies_during_a_run_is_not_asked_again() -> None:
     world = world_with_selector()
     assert world.selector is not None
