@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad, silu
 
-from shared.engine.model.linear_kernels import UNIT, LinearKernels, ProductKind, best_level, rms_norm
+from shared.engine.model.linear_kernels import (
+    UNIT,
+    LinearKernels,
+    ProductKind,
+    Stage,
+    best_level,
+    rms_norm,
+)
 from shared.engine.model.rounding import TOLERANCE, relative_error
 
 log = logging.getLogger(__name__)
@@ -39,6 +46,11 @@ class RowwiseLinear(torch.nn.Module):
     def num_bytes(self) -> int:
         """Of the weight."""
         return self._weight.nbytes
+
+    def stage(self, x: int, out: int, added_to: int = -1) -> Stage:
+        """This product among others (``Stages``), of an even number of inputs; what it is added to, if that
+        is wanted, may be what it writes."""
+        return _stage(self._weight, self._bias, self._num_out, x, out, added_to)
 
     def forward(self, x: Tensor) -> Tensor:
         x_RI = _even(x.reshape(-1, x.shape[-1]))
@@ -63,6 +75,10 @@ class RowwiseGate(torch.nn.Module):
         """Of the weights."""
         return self._weight.nbytes
 
+    def stage(self, x: int, out: int) -> Stage:
+        """As ``RowwiseLinear.stage``."""
+        return _stage(self._weight, self._bias, self._num_out, x, out, gated=True)
+
     def forward(self, x: Tensor) -> Tensor:
         inner_RO = self._product(x, self._num_out, gated=True)
         return inner_RO.view(*x.shape[:-1], self._num_out)
@@ -86,8 +102,20 @@ class RowwiseNorm(torch.nn.Module):
         self.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
         self._eps = float(eps)
 
+    def stage(self, x: int, out: int) -> Stage:
+        """This norm among others (``Stages``)."""
+        width = len(self.weight)
+        return Stage(self.weight.data_ptr(), None, width, width, self._eps, False, x, -1, out)
+
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self._eps)
+
+
+def _stage(
+    weight: Tensor, bias: Tensor, num_out: int, x: int, out: int, added_to: int = -1, gated: bool = False
+) -> Stage:
+    num_in = 2 * weight.shape[1]
+    return Stage(weight.data_ptr(), bias.data_ptr(), num_in, num_out, 0.0, gated, x, added_to, out)
 
 
 def _bias_of(one: torch.nn.Linear) -> Tensor:
