@@ -35,10 +35,10 @@ class RowwiseLinear(torch.nn.Module):
 
     def __init__(self, *linears: torch.nn.Linear) -> None:
         super().__init__()
-        self._num_out = sum(one.out_features for one in linears)
+        self.num_out = sum(one.out_features for one in linears)
         self._kernels = LinearKernels(ProductKind.PAIRS_BFLOAT16)
         weight_OI = torch.cat([one.weight.detach() for one in linears])
-        more_out = -self._num_out % UNIT
+        more_out = -self.num_out % UNIT
         self._weight = _packed(pad(weight_OI, (0, 0, 0, more_out)))
         self._bias = pad(torch.cat([_bias_of(one) for one in linears]), (0, more_out))
 
@@ -50,12 +50,12 @@ class RowwiseLinear(torch.nn.Module):
     def stage(self, x: int, out: int, added_to: int = -1) -> Stage:
         """This product among others (``Stages``), of an even number of inputs; what it is added to, if that
         is wanted, may be what it writes."""
-        return _stage(self._weight, self._bias, self._num_out, x, out, added_to)
+        return _stage(self._weight, self._bias, self.num_out, x, out, added_to)
 
     def forward(self, x: Tensor) -> Tensor:
         x_RI = _even(x.reshape(-1, x.shape[-1]))
-        out_RO = self._kernels.product(x_RI, self._weight, self._bias, self._num_out)
-        return out_RO.view(*x.shape[:-1], self._num_out)
+        out_RO = self._kernels.product(x_RI, self._weight, self._bias, self.num_out)
+        return out_RO.view(*x.shape[:-1], self.num_out)
 
 
 class RowwiseGate(torch.nn.Module):
@@ -63,9 +63,9 @@ class RowwiseGate(torch.nn.Module):
 
     def __init__(self, gate: torch.nn.Linear, up: torch.nn.Linear) -> None:
         super().__init__()
-        self._num_out = gate.out_features
+        self.num_out = gate.out_features
         self._kernels = LinearKernels(ProductKind.PAIRS_BFLOAT16)
-        more_out = -self._num_out % _HALF
+        more_out = -self.num_out % _HALF
         weights = (pad(one.weight.detach(), (0, 0, 0, more_out)) for one in (gate, up))
         self._weight = _packed(_alternating(*weights))
         self._bias = _alternating(*(pad(_bias_of(one), (0, more_out)) for one in (gate, up)))
@@ -77,17 +77,17 @@ class RowwiseGate(torch.nn.Module):
 
     def stage(self, x: int, out: int) -> Stage:
         """As ``RowwiseLinear.stage``."""
-        return _stage(self._weight, self._bias, self._num_out, x, out, gated=True)
+        return _stage(self._weight, self._bias, self.num_out, x, out, gated=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner_RO = self._product(x, self._num_out, gated=True)
-        return inner_RO.view(*x.shape[:-1], self._num_out)
+        inner_RO = self._product(x, self.num_out, gated=True)
+        return inner_RO.view(*x.shape[:-1], self.num_out)
 
     def both(self, x_RI: Tensor) -> tuple[Tensor, Tensor]:
         """gate(x) and up(x), each [R, O]."""
         both_RO = self._product(x_RI, len(self._bias), gated=False)
         gate, up = both_RO.view(len(x_RI), -1, 2, _HALF).unbind(2)
-        return tuple(one.reshape(len(x_RI), -1)[:, : self._num_out] for one in (gate, up))  # type: ignore[return-value]
+        return tuple(one.reshape(len(x_RI), -1)[:, : self.num_out] for one in (gate, up))  # type: ignore[return-value]
 
     def _product(self, x: Tensor, num_out: int, gated: bool) -> Tensor:
         x_RI = _even(x.reshape(-1, x.shape[-1]))
