@@ -54,13 +54,13 @@ class NativeLayer:
         _, joint, inner = self._widths
         normed_RE, qkv = torch.empty_like(hidden_RE), hidden_RE.new_empty(num_rows, joint)
         self._in_front.run(hidden_RE, normed_RE, qkv)
-        parts = qkv.view(num_rows, -1, self._head_dim).split(self._heads, 1)
+        parts = qkv.view(num_rows, sum(self._heads), self._head_dim).split(self._heads, 1)
         q_HRD, k_KRD, v_KRD = (
             (part if norm is None else norm(part)).transpose(0, 1)
             for part, norm in zip(parts, self._norms, strict=True)
         )
         mixed_HRD = plan.run(self._number, q_HRD, k_KRD, v_KRD, self._scale)
-        mixed_RI = mixed_HRD.transpose(0, 1).reshape(num_rows, -1).contiguous()
+        mixed_RI = mixed_HRD.transpose(0, 1).flatten(1).contiguous()
         out_RE = torch.empty_like(hidden_RE)
         self._behind.run(mixed_RI, hidden_RE, out_RE, normed_RE, hidden_RE.new_empty(num_rows, inner))
         return out_RE
