@@ -54,7 +54,7 @@ class NativeLayer:
         _, joint, inner = self._widths
         normed_RE, qkv = torch.empty_like(hidden_RE), hidden_RE.new_empty(num_rows, joint)
         self._in_front.run(hidden_RE, normed_RE, qkv)
-        parts = qkv.view(num_rows, sum(self._heads), self._head_dim).split(self._heads, 1)
+        parts = torch.split(qkv.view(num_rows, sum(self._heads), self._head_dim), self._heads, 1)
         q_HRD, k_KRD, v_KRD = (
             (part if norm is None else norm(part)).transpose(0, 1)
             for part, norm in zip(parts, self._norms, strict=True)
