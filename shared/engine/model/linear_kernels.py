@@ -74,7 +74,7 @@ class _Norm(ctypes.Structure):
     )
 
 
-class Stage(ctypes.Structure):
+class NativeStage(ctypes.Structure):
     """``Stage`` of linear_kernels.c: a norm or a product, and where among a call's rows those are that it
     reads, adds to (-1: none) and writes."""
 
@@ -103,14 +103,14 @@ def library() -> ctypes.CDLL | None:
     loaded.kvquilt_linear_product.argtypes = (c_int, c_int, POINTER(_Product))
     loaded.kvquilt_linear_weights.argtypes = (c_int, c_int, POINTER(_Weights))
     loaded.kvquilt_linear_stages.restype = None
-    loaded.kvquilt_linear_stages.argtypes = (POINTER(Stage), c_int, POINTER(c_void_p), c_int64, c_int)
+    loaded.kvquilt_linear_stages.argtypes = (POINTER(NativeStage), c_int, POINTER(c_void_p), c_int64, c_int)
     return loaded
 
 
 def fits(loaded: ctypes.CDLL) -> bool:
     """Its structures are those above."""
     sizes = getattr(loaded, "kvquilt_linear_bytes", None)
-    ours = [ctypes.sizeof(one) for one in (_Product, _Weights, _Norm, Stage)]
+    ours = [ctypes.sizeof(one) for one in (_Product, _Weights, _Norm, NativeStage)]
     return sizes is not None and sizes() == 1_000_000 * ours[0] + 10_000 * ours[1] + 100 * ours[2] + ours[3]
 
 
@@ -142,11 +142,11 @@ class Stages:
     """Norms and products of the same rows, each of what others before it wrote, in one native call. Needs
     level 2."""
 
-    def __init__(self, *stages: Stage) -> None:
+    def __init__(self, *stages: NativeStage) -> None:
         loaded = library()
         assert loaded is not None
         self._run = loaded.kvquilt_linear_stages
-        self._stages = (Stage * len(stages))(*stages)
+        self._stages = (NativeStage * len(stages))(*stages)
         num_places = 1 + max(max(one.x, one.added_to, one.out) for one in stages)
         self._pointers = c_void_p * num_places
 

@@ -20,7 +20,7 @@ from shared.engine.model.linear_kernels import (
     UNIT,
     LinearKernels,
     ProductKind,
-    Stage,
+    NativeStage,
     best_level,
     rms_norm,
 )
@@ -47,7 +47,7 @@ class RowwiseLinear(torch.nn.Module):
         """Of the weight."""
         return self._weight.nbytes
 
-    def stage(self, x: int, out: int, added_to: int = -1) -> Stage:
+    def stage(self, x: int, out: int, added_to: int = -1) -> NativeStage:
         """This product among others (``Stages``), of an even number of inputs; what it is added to, if that
         is wanted, may be what it writes."""
         return _stage(self._weight, self._bias, self.num_out, x, out, added_to)
@@ -75,7 +75,7 @@ class RowwiseGate(torch.nn.Module):
         """Of the weights."""
         return self._weight.nbytes
 
-    def stage(self, x: int, out: int) -> Stage:
+    def stage(self, x: int, out: int) -> NativeStage:
         """As ``RowwiseLinear.stage``."""
         return _stage(self._weight, self._bias, self.num_out, x, out, gated=True)
 
@@ -102,10 +102,10 @@ class RowwiseNorm(torch.nn.Module):
         self.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
         self._eps = float(eps)
 
-    def stage(self, x: int, out: int) -> Stage:
+    def stage(self, x: int, out: int) -> NativeStage:
         """This norm among others (``Stages``)."""
         width = len(self.weight)
-        return Stage(self.weight.data_ptr(), None, width, width, self._eps, False, x, -1, out)
+        return NativeStage(self.weight.data_ptr(), None, width, width, self._eps, False, x, -1, out)
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self._eps)
@@ -113,9 +113,9 @@ class RowwiseNorm(torch.nn.Module):
 
 def _stage(
     weight: Tensor, bias: Tensor, num_out: int, x: int, out: int, added_to: int = -1, gated: bool = False
-) -> Stage:
+) -> NativeStage:
     num_in = 2 * weight.shape[1]
-    return Stage(weight.data_ptr(), bias.data_ptr(), num_in, num_out, 0.0, gated, x, added_to, out)
+    return NativeStage(weight.data_ptr(), bias.data_ptr(), num_in, num_out, 0.0, gated, x, added_to, out)
 
 
 def _bias_of(one: torch.nn.Linear) -> Tensor:
