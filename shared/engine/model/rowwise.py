@@ -19,8 +19,8 @@ from torch.nn.functional import linear, pad, silu
 from shared.engine.model.linear_kernels import (
     UNIT,
     LinearKernels,
-    ProductKind,
     NativeStage,
+    ProductKind,
     best_level,
     rms_norm,
 )
