@@ -4,11 +4,11 @@ torch attends and multiplies in their place, and int8 weights are refused."""
 from setuptools import Extension, setup
 
 
-def kernels(name: str, source: str, header: str) -> Extension:
+def kernels(name: str, source: str, *headers: str) -> Extension:
     return Extension(
         name,
         [source],
-        depends=[header],
+        depends=list(headers),
         extra_compile_args=["-O3", "-fopenmp"],
         extra_link_args=["-fopenmp"],
         optional=True,
@@ -19,6 +19,11 @@ BACKENDS, MODEL = "shared/engine/backends", "shared/engine/model"
 setup(
     ext_modules=[
         kernels("shared.engine.backends._native", f"{BACKENDS}/native.c", f"{BACKENDS}/native_kernels.h"),
-        kernels("shared.engine.model._linear", f"{MODEL}/linear_kernels.c", f"{MODEL}/linear_singles.h"),
+        kernels(
+            "shared.engine.model._linear",
+            f"{MODEL}/linear_kernels.c",
+            f"{MODEL}/linear_singles.h",
+            f"{MODEL}/linear_exact.h",
+        ),
     ]
 )

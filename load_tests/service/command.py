@@ -59,19 +59,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(args: argparse.Namespace, console: Console) -> int:
     from load_tests.service.demo_cluster import demo_cluster
-    from load_tests.service.setting import Setting, machine_limits, run_against
+    from load_tests.service.setting import Setting, alone, machine_limits, run_against
 
     plan, setting = plan_of(args), Setting.of_options(args)
     with contextlib.ExitStack() as stack:
         target = args.target
         if not target:
-            demo = stack.enter_context(demo_cluster(args.shape, console))
+            # Nothing is drafted of random weights: they fall into loops, whose text is easily guessed.
+            settings = {"generator": {"engine": {"speculation": 0}}} if args.shape else {}
+            demo = stack.enter_context(demo_cluster(args.shape, console, **settings))
             target, setting = demo.target, replace(setting, http=args.http or demo.http)
         outcome = asyncio.run(run_against(target, setting, plan, console, args.slo))
     facts: dict[str, float] = {}
     if args.shape:  # only now: the services would compete for the processors
         with console.status("the machine's limits"):
             outcome, facts = machine_limits(outcome, setting, args.shape)
+        if not args.target:
+            with console.status("the engine as a library"):
+                outcome = alone(outcome, setting, args.shape)
     show(console, outcome)
     if args.json:
         write_outcome(args.json, outcome, **facts)

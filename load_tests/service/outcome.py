@@ -46,7 +46,7 @@ class BothWays:
 class Outcome:
     """``load``: what was asked, in words. ``limits_ms``: the SLO in milliseconds, by metric. ``rate_limits``:
     requests per second that this machine's arithmetic allows at most, by reuse mode, where the model's shape
-    is known."""
+    is known. ``library_tpot_ms``: a token of the engine by itself, without a service, likewise."""
 
     target: str
     level: str
@@ -60,6 +60,7 @@ class Outcome:
     token_overhead_ms: tuple[float, ...] = ()
     both_ways: BothWays | None = None
     rate_limits: dict[str, float] | None = None
+    library_tpot_ms: tuple[float, ...] = ()
 
     def of(self, reuse: str) -> list[RateResult]:
         return sorted(
@@ -123,7 +124,12 @@ class Outcome:
         # Of the fastest mode: the more the engine does, the more of its own scatter a difference of two times
         # carries.
         if self.unloaded:
-            found.append(measured(name, quickest(self.unloaded).overhead_ms, "ms", better="lower"))
+            fastest = quickest(self.unloaded)
+            found.append(measured(name, fastest.overhead_ms, "ms", better="lower"))
+            if self.library_tpot_ms and fastest.tpot_ms:
+                library_ms = statistics.median(self.library_tpot_ms)
+                ratios = [ms / library_ms for ms in fastest.tpot_ms]
+                found.append(measured("service_token_ratio", ratios, "times", better="lower"))
         return found
 
 

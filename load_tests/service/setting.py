@@ -17,15 +17,18 @@ from cluster.cli.ingest_command import ingest_files
 from cluster.cli.remote import generation_client, ingest_client, rag_client
 from cluster.cli.sources import find_sources
 from cluster.paths import DEMO_ASSETS
+from load_tests.engine.ours import Ours
 from load_tests.service.http_load import HttpLoad, http_client
 from load_tests.service.loads import Load, QuestionLoad, QuestionPlan, TokenLoad, TokenPlan
 from load_tests.service.outcome import Outcome
 from load_tests.service.plan import LoadPlan, options_of
 from load_tests.service.run import LoadRun
+from load_tests.service.sample import MS
 from load_tests.service.terminal import Terminal
 from shared.clients.ingest import IngestClient
 from shared.config import API_KEY
 from shared.errors import InvalidRequest, NotFound
+from shared.measuring.case import Case
 from shared.measuring.rates import measure_rates
 from shared.measuring.shapes import SHAPES
 from shared.principals.credentials import Credentials, bearer, no_credentials
@@ -33,6 +36,7 @@ from shared.request import RequestContext
 
 DEADLINE_MS = 300_000
 PREPARATION_MS = 3_600_000
+LIBRARY_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,22 @@ def machine_limits(outcome: Outcome, setting: Setting, shape: str) -> tuple[Outc
     computed = sizes.flops(context + asked, context // 2) + generated
     limits = {mode: rates.flops / (computed if mode == "full" else stored) for mode in outcome.modes}
     return replace(outcome, rate_limits=limits), asdict(rates)
+
+
+def alone(outcome: Outcome, setting: Setting, shape: str) -> Outcome:
+    """The outcome with what a token takes the engine as a library, over contexts as long as the requests'."""
+    tokens = setting.tokens
+    case = Case(
+        SHAPES[shape],
+        context=tokens.k * tokens.chunk_len,
+        question=tokens.question_len,
+        decode=max(1, tokens.num_generated - 1),
+        chunk_len=tokens.chunk_len,
+        prefix=tokens.prefix_len,
+    )
+    library = Ours(case)
+    rates = [library.decode_rate(tokens.num_questions) for _ in range(1 + LIBRARY_ROUNDS)]
+    return replace(outcome, library_tpot_ms=tuple(MS * tokens.num_questions / rate for rate in rates[1:]))
 
 
 async def _level(target: str, setting: Setting) -> str:

@@ -1,8 +1,8 @@
 """Measures what tracing costs an answer, by interleaved pairs.
 
-python -m load_tests.tracing                             on a stack of its own, with the demo's documents
-python -m load_tests.tracing --pairs 400 --json build/tracing.json python -m load_tests.tracing --target
-HOST:PORT -c NAME --question "…"     on a running system
+python -m load_tests.tracing     on a stack of its own, with the demo's documents
+python -m load_tests.tracing --pairs 400 --json build/tracing.json
+python -m load_tests.tracing --target HOST:PORT -c NAME --question "…"     on a running system
 
 The same question is asked twice, once with a trace of every stage and once without; which comes first
 alternates. Spans go where the system sends them: of a stack of its own into files, or to --endpoint as well.

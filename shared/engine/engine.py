@@ -52,8 +52,7 @@ from shared.generation.told import DoneEvent, Event, FailedEvent
 
 _POLL_S = 0.1
 _SOON_S = 0.005
-_LOOK_S = 0.02
-"""How often is looked whether KV comes late."""
+_LOOK_S = 0.02  # how often is looked whether KV comes late
 
 
 class Engine:

@@ -26,6 +26,7 @@ typedef struct {
     void *out; /* [rows, outputs] in the type of x */
     int64_t num_rows, num_in, num_out;
     int32_t num_threads, gated; /* bfloat16 weights alone may be gated; then half of a unit's outputs are outputs */
+    const uint16_t *added_to;   /* [rows, outputs], or none: of bfloat16 weights, what the product is added to; may be out */
 } Product;
 
 /* Units [first, first + units) of int8 weights as [inputs, 32 · units], scaled and rounded once. */
@@ -45,6 +46,16 @@ typedef struct {
     float eps;
     int32_t num_threads;
 } Norm;
+
+/* A norm or a product of bfloat16 weights, one of several. Which rows it reads, adds to (−1: none) and writes: places among those of a
+ * call. The weight of a norm is as wide as its inputs and its outputs. */
+typedef struct {
+    const void *weight;
+    const float *bias; /* Norms have none, and thereby are told from products. */
+    int64_t num_in, num_out;
+    float eps;
+    int32_t gated, x, added_to, out;
+} Stage;
 
 typedef struct {
     void (*tile)(const Product *, int64_t row, int rows, int64_t unit, int units);
@@ -187,71 +198,7 @@ static void expand_pairs(const Weights *w, int64_t unit) {
         }
 }
 
-INLINE __m512 exp_of(__m512 x) {
-    const __m512 y = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), whole = _mm512_roundscale_ps(y, 0), part = _mm512_sub_ps(y, whole);
-    __m512 power = _mm512_set1_ps(1.5353362e-4f); /* of two, by its series: |part| is half at most */
-    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(1.3398874e-3f));
-    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(9.6184373e-3f));
-    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(5.5503324e-2f));
-    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(2.4022648e-1f));
-    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(6.9314720e-1f));
-    return _mm512_scalef_ps(_mm512_fmadd_ps(power, part, _mm512_set1_ps(1.0f)), whole);
-}
-
-INLINE __m512 silu(__m512 x) {
-    return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0f), exp_of(_mm512_sub_ps(_mm512_setzero_ps(), x))));
-}
-
-INLINE void exact_tile(const Product *p, int64_t row, const int rows, int64_t unit, const int units) {
-    const uint16_t *weight = (const uint16_t *)p->weight + unit * p->num_in * UNIT, *x = (const uint16_t *)p->x + row * p->num_in;
-    uint16_t *out = (uint16_t *)p->out + row * p->num_out;
-    __m512 sums[MAX_TILE][2];
-    UNROLLED
-    for (int r = 0; r < rows; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < p->num_in; k += 2, weight += 2 * UNIT) {
-        const __m512bh first = (__m512bh)_mm512_loadu_si512(weight), second = (__m512bh)_mm512_loadu_si512(weight + UNIT);
-        UNROLLED
-        for (int r = 0; r < rows; r++) {
-            int32_t pair;
-            memcpy(&pair, x + r * p->num_in + k, 4);
-            const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
-            sums[r][0] = _mm512_dpbf16_ps(sums[r][0], first, both);
-            sums[r][1] = _mm512_dpbf16_ps(sums[r][1], second, both);
-        }
-    }
-    const __m512 bias[2] = {_mm512_loadu_ps(p->bias + unit * UNIT), _mm512_loadu_ps(p->bias + unit * UNIT + 16)};
-    const int64_t at = unit * (p->gated ? UNIT / 2 : UNIT), left = p->num_out - at;
-    UNROLLED
-    for (int r = 0; r < rows; r++) {
-        const __m512 y = _mm512_add_ps(sums[r][0], bias[0]), z = _mm512_add_ps(sums[r][1], bias[1]);
-        uint16_t *to = out + r * p->num_out + at;
-        store_rounded(to, p->gated ? _mm512_mul_ps(silu(y), z) : y, left);
-        if (!p->gated && left > 16) store_rounded(to + 16, z, left - 16);
-    }
-}
-
-INLINE __m512 sixteen(const uint16_t *from, int64_t left) {
-    const __mmask16 mask = left < 16 ? (__mmask16)((1 << left) - 1) : (__mmask16)0xffff;
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from)), 16));
-}
-
-static void norm_row(const Norm *n, int64_t row) {
-    const uint16_t *x = n->x + row * n->width;
-    __m512 squares[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
-    for (int64_t i = 0; i < n->width; i += 16) {
-        const __m512 y = sixteen(x + i, n->width - i);
-        squares[i / 16 % 4] = _mm512_fmadd_ps(y, y, squares[i / 16 % 4]);
-    }
-    const __m512 sum = _mm512_add_ps(_mm512_add_ps(squares[0], squares[1]), _mm512_add_ps(squares[2], squares[3]));
-    const __m512 factor = _mm512_set1_ps(1.0f / __builtin_sqrtf(_mm512_reduce_add_ps(sum) / (float)n->width + n->eps));
-    for (int64_t i = 0; i < n->width; i += 16) {
-        const int64_t left = n->width - i;
-        const __m512 y = _mm512_mul_ps(_mm512_mul_ps(sixteen(x + i, left), factor), sixteen(n->weight + i, left));
-        store_rounded(n->out + row * n->width + i, y, left);
-    }
-}
-
-static void exact_tiles(const Product *p, int64_t row, int rows, int64_t unit, int units){TILES_OF_12(exact_tile)}
+#include "linear_exact.h"
 #pragma GCC pop_options
 
 static const Kernels KERNELS[][NUM_KINDS] = {
@@ -277,18 +224,29 @@ int kvquilt_linear_level(void) { return 0; }
 static inline int64_t over(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Of at least one row. Threads take units as they come: one that has to share its core takes fewer. */
-void kvquilt_linear_product(int level, int kind, const Product *p) {
+/* By the threads of a region together, which do not wait for each other at the end: those that share their core take fewer units. Of at
+ * least one row. */
+static void share_product(int level, int kind, const Product *p) {
     const Kernels *kernels = &KERNELS[level][kind];
     const int64_t num_units = over(p->num_out, p->gated ? UNIT / 2 : UNIT), num_blocks = over(p->num_rows, BLOCK_ROWS);
     const int64_t block = over(p->num_rows, num_blocks), tile = over(block, over(block, kernels->most_rows));
     const int64_t at_once = tile <= kernels->most_rows_of_two ? 2 : 1, num_steps = over(num_units, at_once);
-#pragma omp parallel for schedule(dynamic) num_threads(p->num_threads)
+#pragma omp for schedule(dynamic) nowait
     for (int64_t i = 0; i < num_blocks * num_steps; i++) {
         const int64_t unit = i % num_steps * at_once, first = i / num_steps * block, end = smaller(first + block, p->num_rows);
         for (int64_t row = first; row < end; row += tile)
             kernels->tile(p, row, (int)smaller(tile, end - row), unit, (int)smaller(at_once, num_units - unit));
     }
+}
+
+static void share_norm(const Norm *n) {
+#pragma omp for schedule(static) nowait
+    for (int64_t row = 0; row < n->num_rows; row++) norm_row(n, row);
+}
+
+void kvquilt_linear_product(int level, int kind, const Product *p) {
+#pragma omp parallel num_threads(p->num_threads)
+    share_product(level, kind, p);
 }
 
 void kvquilt_linear_weights(int level, int kind, const Weights *w) {
@@ -300,9 +258,33 @@ void kvquilt_linear_weights(int level, int kind, const Weights *w) {
 
 /* Of level 2. */
 void kvquilt_linear_norm(const Norm *n) {
-#pragma omp parallel for schedule(static) num_threads(n->num_threads) if (n->num_rows > ROWS_OF_A_THREAD)
-    for (int64_t row = 0; row < n->num_rows; row++) norm_row(n, row);
+#pragma omp parallel num_threads(n->num_threads) if (n->num_rows > ROWS_OF_A_THREAD)
+    share_norm(n);
+}
+
+static void share_stage(const Stage *s, void *const *rows, int64_t num_rows) {
+    if (s->bias) {
+        const uint16_t *added_to = s->added_to < 0 ? 0 : rows[s->added_to];
+        const Product p = {rows[s->x], s->weight, 0, s->bias, rows[s->out], num_rows, s->num_in, s->num_out, 0, s->gated, added_to};
+        share_product(2, PAIRS_BFLOAT16, &p);
+    } else {
+        const Norm n = {rows[s->x], s->weight, rows[s->out], num_rows, s->num_in, s->eps, 0};
+        share_norm(&n);
+    }
+}
+
+/* Of level 2, and of at least one row. Every stage but the first begins when all rows of the one in front of it are done. */
+void kvquilt_linear_stages(const Stage *stages, int num_stages, void *const *rows, int64_t num_rows, int num_threads) {
+#pragma omp parallel num_threads(num_threads)
+    for (int i = 0; i < num_stages; i++) {
+        if (i) {
+#pragma omp barrier
+        }
+        share_stage(stages + i, rows, num_rows);
+    }
 }
 
 /* Of this library's structures: a caller that was compiled from other sources has others. */
-int64_t kvquilt_linear_bytes(void) { return 1000000 * sizeof(Product) + 1000 * sizeof(Weights) + sizeof(Norm); }
+int64_t kvquilt_linear_bytes(void) {
+    return 1000000 * sizeof(Product) + 10000 * sizeof(Weights) + 100 * sizeof(Norm) + sizeof(Stage);
+}

@@ -42,6 +42,7 @@ class _Product(ctypes.Structure):
         ("num_out", c_int64),
         ("num_threads", c_int32),
         ("gated", c_int32),
+        ("added_to", c_void_p),
     )
 
 
@@ -73,6 +74,23 @@ class _Norm(ctypes.Structure):
     )
 
 
+class NativeStage(ctypes.Structure):
+    """``Stage`` of linear_kernels.c: a norm or a product, and where among a call's rows those are that it
+    reads, adds to (-1: none) and writes."""
+
+    _fields_ = (
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("num_in", c_int64),
+        ("num_out", c_int64),
+        ("eps", c_float),
+        ("gated", c_int32),
+        ("x", c_int32),
+        ("added_to", c_int32),
+        ("out", c_int32),
+    )
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """None: see ``compiled_library``."""
@@ -84,14 +102,16 @@ def library() -> ctypes.CDLL | None:
     loaded.kvquilt_linear_norm.restype, loaded.kvquilt_linear_norm.argtypes = None, (POINTER(_Norm),)
     loaded.kvquilt_linear_product.argtypes = (c_int, c_int, POINTER(_Product))
     loaded.kvquilt_linear_weights.argtypes = (c_int, c_int, POINTER(_Weights))
+    loaded.kvquilt_linear_stages.restype = None
+    loaded.kvquilt_linear_stages.argtypes = (POINTER(NativeStage), c_int, POINTER(c_void_p), c_int64, c_int)
     return loaded
 
 
 def fits(loaded: ctypes.CDLL) -> bool:
     """Its structures are those above."""
     sizes = getattr(loaded, "kvquilt_linear_bytes", None)
-    ours = [ctypes.sizeof(one) for one in (_Product, _Weights, _Norm)]
-    return sizes is not None and sizes() == 1_000_000 * ours[0] + 1000 * ours[1] + ours[2]
+    ours = [ctypes.sizeof(one) for one in (_Product, _Weights, _Norm, NativeStage)]
+    return sizes is not None and sizes() == 1_000_000 * ours[0] + 10_000 * ours[1] + 100 * ours[2] + ours[3]
 
 
 def best_level() -> int:
@@ -116,6 +136,25 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     )
     loaded.kvquilt_linear_norm(norm)
     return out
+
+
+class Stages:
+    """Norms and products of the same rows, each of what others before it wrote, in one native call. Needs
+    level 2."""
+
+    def __init__(self, *stages: NativeStage) -> None:
+        loaded = library()
+        assert loaded is not None
+        self._run = loaded.kvquilt_linear_stages
+        self._stages = (NativeStage * len(stages))(*stages)
+        num_places = 1 + max(max(one.x, one.added_to, one.out) for one in stages)
+        self._pointers = c_void_p * num_places
+
+    def run(self, *places: Tensor) -> None:
+        """``places`` [R, width], bfloat16, contiguous: the rows that stages name."""
+        if num_rows := len(places[0]):
+            pointers = self._pointers(*[rows.data_ptr() for rows in places])
+            self._run(self._stages, len(self._stages), pointers, num_rows, torch.get_num_threads())
 
 
 class LinearKernels:

@@ -25,6 +25,7 @@ from shared.engine.device_arrays import integers
 from shared.engine.model.adapting import AdaptedRows, AdapterWeights, adapting
 from shared.engine.model.int8 import SCHEME, quantise_linears
 from shared.engine.model.lora import LoraAdapter, linear_shapes
+from shared.engine.model.native_layer import NativeLayer, native_layer
 from shared.engine.model.packets import Packets
 from shared.engine.model.packing import best_products, can_pack, pack_linears
 from shared.engine.model.rope import Angles
@@ -66,6 +67,7 @@ class LoadedModel:
         self._packets: Packets | None = None
         self._decoder = hf_model.model
         self._layers = list(hf_model.model.layers[: spec.num_layers])
+        self._native: list[NativeLayer | None] = [None] * spec.num_layers
         self._linear_shapes = linear_shapes(self._layers)
         # rotation by nothing, for every layer
         self._unrotated: Angles = self._decoder.rotary_emb(
@@ -101,7 +103,13 @@ class LoadedModel:
     def pack(self) -> None:
         """From now on the model's weights are for its products alone: nothing else reads them."""
         _ = self.base_fingerprint
-        pack_linears(self.hf_model, best_products())
+        products = best_products()
+        pack_linears(self.hf_model, products)
+        if products.rowwise:
+            self._native = [
+                native_layer(module, functools.partial(self._run_layer, layer), self.spec)
+                for layer, module in enumerate(self._layers)
+            ]
 
     def quantise(self) -> None:
         """From now on the weights of linear layers are int8, and KV is another model's.
@@ -204,12 +212,14 @@ class LoadedModel:
         return hidden_RE.index_copy(0, where_S, soft_PE.index_select(0, which_S))
 
     def run_layer(self, layer: int, hidden_RE: Tensor, plan: ModelPass) -> Tensor:
-        if not plan.adapted:
-            return self._run_layer(layer, hidden_RE, plan)
-        with adapting(self._layers[layer], layer, plan.adapted):
-            return self._run_layer(layer, hidden_RE, plan)
+        """The plan's rows [R, E] behind this layer."""
+        if plan.adapted:
+            with adapting(self._layers[layer], layer, plan.adapted):
+                return self._run_layer(layer, hidden_RE, plan)
+        run = self._native[layer] or functools.partial(self._run_layer, layer)
+        return run(hidden_RE, plan)
 
-    def _run_layer(self, layer: int, hidden_RE: Tensor, plan: ModelPass) -> Tensor:
+    def _run_layer(self, layer: int, hidden_RE: Tensor, plan: Attention) -> Tensor:
         hidden = self._layers[layer](
             hidden_RE[None],
             attention_mask=None,

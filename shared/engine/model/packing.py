@@ -93,31 +93,32 @@ class PackedGatedMlp(torch.nn.Module):
 
     def __init__(self, mlp: Any, products: Products) -> None:
         super().__init__()
-        self._gated = products.gate(mlp.gate_proj, mlp.up_proj)
-        self._down = products.linear(mlp.down_proj)
+        self.gated = products.gate(mlp.gate_proj, mlp.up_proj)
+        self.down = products.linear(mlp.down_proj)
 
     def forward(self, x: Tensor, changed: Sequence[ChangedRows] = ()) -> Tensor:
         """``changed`` rows are computed by themselves, so that all others are what they are without."""
         if changed and sum(len(one.rows) for one in changed) == x[..., 0].numel():
             out = torch.empty_like(x)
         else:
-            out = self._down(self._gated(x))
+            out = self.down(self.gated(x))
         for one in changed:
             x_PE = x.reshape(-1, x.shape[-1]).index_select(0, one.rows_P)
-            gate_PI, up_PI = self._gated.both(x_PE)
+            gate_PI, up_PI = self.gated.both(x_PE)
             gate_PI = one.plus("mlp.gate_proj", x_PE, gate_PI)
             inner_PI = torch.nn.functional.silu(gate_PI) * one.plus("mlp.up_proj", x_PE, up_PI)
-            changed_PE = one.plus("mlp.down_proj", inner_PI, self._down(inner_PI))
+            changed_PE = one.plus("mlp.down_proj", inner_PI, self.down(inner_PI))
             out.view(-1, out.shape[-1]).index_copy_(0, one.rows, changed_PE[: len(one.rows)])
         return out
 
 
-class _JointPart(torch.nn.Module):
-    """One of several layers that are one product."""
+class JointPart(torch.nn.Module):
+    """One of several layers that are one product, the ``whole``."""
 
-    def __init__(self, whole: RowwiseLinear, joint: JointProduct, nth: int) -> None:
+    def __init__(self, whole: RowwiseLinear, joint: JointProduct, nth: int, num_out: int) -> None:
         super().__init__()
-        self._whole, self._joint, self._nth = whole, joint, nth
+        self.whole, self._joint, self._nth = whole, joint, nth
+        self.num_out = num_out
 
     def forward(self, x: Tensor) -> Tensor:
         return self._joint.of(self._nth, x)
@@ -163,9 +164,10 @@ def _join(module: Any) -> None:
     layers = cast(Sequence[torch.nn.Linear], linears)
     if len({one.in_features for one in layers}) == 1:
         whole = RowwiseLinear(*layers)
-        joint = JointProduct(whole, [one.out_features for one in layers])
+        widths = [one.out_features for one in layers]
+        joint = JointProduct(whole, widths)
         for nth, name in enumerate(_JOINT):
-            setattr(module, name, _JointPart(whole, joint, nth))
+            setattr(module, name, JointPart(whole, joint, nth, widths[nth]))
 
 
 def _packed(module: Any, products: Products) -> torch.nn.Module | None:

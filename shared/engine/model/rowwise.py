@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad, silu
 
-from shared.engine.model.linear_kernels import UNIT, LinearKernels, ProductKind, best_level, rms_norm
+from shared.engine.model.linear_kernels import (
+    UNIT,
+    LinearKernels,
+    NativeStage,
+    ProductKind,
+    best_level,
+    rms_norm,
+)
 from shared.engine.model.rounding import TOLERANCE, relative_error
 
 log = logging.getLogger(__name__)
@@ -28,10 +35,10 @@ class RowwiseLinear(torch.nn.Module):
 
     def __init__(self, *linears: torch.nn.Linear) -> None:
         super().__init__()
-        self._num_out = sum(one.out_features for one in linears)
+        self.num_out = sum(one.out_features for one in linears)
         self._kernels = LinearKernels(ProductKind.PAIRS_BFLOAT16)
         weight_OI = torch.cat([one.weight.detach() for one in linears])
-        more_out = -self._num_out % UNIT
+        more_out = -self.num_out % UNIT
         self._weight = _packed(pad(weight_OI, (0, 0, 0, more_out)))
         self._bias = pad(torch.cat([_bias_of(one) for one in linears]), (0, more_out))
 
@@ -40,10 +47,15 @@ class RowwiseLinear(torch.nn.Module):
         """Of the weight."""
         return self._weight.nbytes
 
+    def stage(self, x: int, out: int, added_to: int = -1) -> NativeStage:
+        """This product among others (``Stages``), of an even number of inputs; what it is added to, if that
+        is wanted, may be what it writes."""
+        return _stage(self._weight, self._bias, self.num_out, x, out, added_to)
+
     def forward(self, x: Tensor) -> Tensor:
         x_RI = _even(x.reshape(-1, x.shape[-1]))
-        out_RO = self._kernels.product(x_RI, self._weight, self._bias, self._num_out)
-        return out_RO.view(*x.shape[:-1], self._num_out)
+        out_RO = self._kernels.product(x_RI, self._weight, self._bias, self.num_out)
+        return out_RO.view(*x.shape[:-1], self.num_out)
 
 
 class RowwiseGate(torch.nn.Module):
@@ -51,9 +63,9 @@ class RowwiseGate(torch.nn.Module):
 
     def __init__(self, gate: torch.nn.Linear, up: torch.nn.Linear) -> None:
         super().__init__()
-        self._num_out = gate.out_features
+        self.num_out = gate.out_features
         self._kernels = LinearKernels(ProductKind.PAIRS_BFLOAT16)
-        more_out = -self._num_out % _HALF
+        more_out = -self.num_out % _HALF
         weights = (pad(one.weight.detach(), (0, 0, 0, more_out)) for one in (gate, up))
         self._weight = _packed(_alternating(*weights))
         self._bias = _alternating(*(pad(_bias_of(one), (0, more_out)) for one in (gate, up)))
@@ -63,15 +75,19 @@ class RowwiseGate(torch.nn.Module):
         """Of the weights."""
         return self._weight.nbytes
 
+    def stage(self, x: int, out: int) -> NativeStage:
+        """As ``RowwiseLinear.stage``."""
+        return _stage(self._weight, self._bias, self.num_out, x, out, gated=True)
+
     def forward(self, x: Tensor) -> Tensor:
-        inner_RO = self._product(x, self._num_out, gated=True)
-        return inner_RO.view(*x.shape[:-1], self._num_out)
+        inner_RO = self._product(x, self.num_out, gated=True)
+        return inner_RO.view(*x.shape[:-1], self.num_out)
 
     def both(self, x_RI: Tensor) -> tuple[Tensor, Tensor]:
         """gate(x) and up(x), each [R, O]."""
         both_RO = self._product(x_RI, len(self._bias), gated=False)
         gate, up = both_RO.view(len(x_RI), -1, 2, _HALF).unbind(2)
-        return tuple(one.reshape(len(x_RI), -1)[:, : self._num_out] for one in (gate, up))  # type: ignore[return-value]
+        return tuple(one.reshape(len(x_RI), -1)[:, : self.num_out] for one in (gate, up))  # type: ignore[return-value]
 
     def _product(self, x: Tensor, num_out: int, gated: bool) -> Tensor:
         x_RI = _even(x.reshape(-1, x.shape[-1]))
@@ -86,8 +102,20 @@ class RowwiseNorm(torch.nn.Module):
         self.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
         self._eps = float(eps)
 
+    def stage(self, x: int, out: int) -> NativeStage:
+        """This norm among others (``Stages``)."""
+        width = len(self.weight)
+        return NativeStage(self.weight.data_ptr(), None, width, width, self._eps, False, x, -1, out)
+
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self._eps)
+
+
+def _stage(
+    weight: Tensor, bias: Tensor, num_out: int, x: int, out: int, added_to: int = -1, gated: bool = False
+) -> NativeStage:
+    num_in = 2 * weight.shape[1]
+    return NativeStage(weight.data_ptr(), bias.data_ptr(), num_in, num_out, 0.0, gated, x, added_to, out)
 
 
 def _bias_of(one: torch.nn.Linear) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from shared.engine.attention import Lane, StepPlan
 from shared.engine.backends.reference import ReferenceBackend
 from shared.engine.kv.branch import Branch, Placement
-from shared.engine.model.adapting import AdaptedRows
+from shared.engine.model.adapting import AdaptedRows, AdapterWeights
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.packing import PackedLinear
 from shared.engine.model.rope import Rotation
@@ -42,19 +42,26 @@ def check_model(model: LoadedModel) -> None:
 
 def rows_are_independent(model: LoadedModel) -> bool:
     """All products are row-wise ones, and rows that go through the first layer and the head together have the
-    bits that each has alone."""
+    bits that each has alone, which in the layer are those of passes with adapters, too."""
     if any(parameter.dim() > 1 for parameter in model.hf_model.model.layers.parameters()):
         return False
     if any(isinstance(module, PackedLinear) for module in model.hf_model.modules()):
         return False
-    width = model.hf_model.config.hidden_size
+    spec, width = model.spec, model.hf_model.config.hidden_size
     draw = torch.Generator().manual_seed(0)
-    hidden_RE = torch.randn(max(_COMPANIES), width, generator=draw).to(model.spec.device, model.spec.dtype)
+    hidden_RE = torch.randn(max(_COMPANIES), width, generator=draw).to(spec.device, spec.dtype)
     alone_RV = torch.cat([_without_attention(model, row_E[None]) for row_E in hidden_RE[:_ALONE]])
     return all(
         torch.equal(_without_attention(model, hidden_RE[:num_rows])[:_ALONE], alone_RV[:num_rows])
+        and _same_with_adapters(model, hidden_RE[:num_rows])
         for num_rows in _COMPANIES
     )
+
+
+def _same_with_adapters(model: LoadedModel, hidden_RE: Tensor) -> bool:
+    """The first layer gives its rows the same bits in a pass that has adapters, which add nothing here."""
+    nothing = AdaptedRows(AdapterWeights({}, model.spec.device), torch.empty(0, dtype=torch.long), 0)
+    return torch.equal(model.run_layer(0, hidden_RE, _Own()), model.run_layer(0, hidden_RE, _Own(nothing)))
 
 
 def _without_attention(model: LoadedModel, hidden_RE: Tensor) -> Tensor:
@@ -66,7 +73,9 @@ class _Own:
     """Stands in for a step plan."""
 
     token_ids: Sequence[int] = ()
-    adapted: Sequence[AdaptedRows] = ()
+
+    def __init__(self, *adapted: AdaptedRows) -> None:
+        self.adapted = adapted
 
     def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         return q_HRD

@@ -59,6 +59,7 @@ def outcome(factor: float = 1.0) -> Outcome:
         token_overhead_ms=(0.4 * factor, 0.5 * factor, 0.6 * factor),
         both_ways=BothWays("reordered", (20.0, 22.0, 24.0), (21.0, 24.0, 27.0)),
         rate_limits={"full": 2.0, "reordered": 40.0},
+        library_tpot_ms=(7.0, 8.0, 9.0),
     )
 
 
@@ -110,6 +111,12 @@ class TestOutcome:
         assert "gateway_overhead_ms" not in {
             m.name for m in replace(outcome(), level="answer").measurements()
         }
+
+    def test_a_token_of_the_service_is_compared_with_one_of_the_library(self) -> None:
+        by_name = {m.name: m for m in outcome().measurements()}
+        assert by_name["service_token_ratio"].value == pytest.approx(10 / 8)
+        without = replace(outcome(), library_tpot_ms=())
+        assert "service_token_ratio" not in {m.name for m in without.measurements()}
 
     def test_a_mode_that_never_met_the_slo_has_no_goodput(self) -> None:
         found = replace(outcome(), rates=(result("full", 1.0, 0, 5),))

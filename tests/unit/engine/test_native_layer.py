@@ -1,0 +1,194 @@
+"""A layer in two native calls has the bits of its modules one after the other; other layers keep these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import GraniteConfig, GraniteForCausalLM
+
+from shared.engine import wrap_model
+from shared.engine.model.adapting import AdaptedRows, AdapterWeights
+from shared.engine.model.linear_kernels import Stages
+from shared.engine.model.model import LoadedModel
+from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, RowwiseNorm, rowwise_works
+from shared.engine.model.self_check import rows_are_independent
+from tests.oracles import as_dtype, tiny_model
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(not rowwise_works(), reason="no kernels for this processor"),
+]
+ANY = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+NO_ADAPTER = AdaptedRows(AdapterWeights({}, torch.device("cpu")), torch.empty(0, dtype=torch.long), 0)
+EVEN = st.one_of(st.integers(1, 20), st.integers(1, 200)).map(lambda half: 2 * half)
+
+
+class Mixing:
+    """Stands in for a step plan. With ``adapted`` rows, the layer's modules run one after the other."""
+
+    token_ids = ()
+
+    def __init__(self, *adapted: AdaptedRows) -> None:
+        self.adapted = adapted
+        self.seen: list[Any] = []
+
+    def run(self, layer: int, q_HRD: Any, k_KRD: Any, v_KRD: Any, scale: float) -> torch.Tensor:
+        self.seen.append((layer, scale, q_HRD.clone(), k_KRD.clone(), v_KRD.clone()))
+        return q_HRD + (k_KRD - v_KRD).repeat_interleave(len(q_HRD) // len(k_KRD), 0)
+
+
+def loaded(family: str, **changes: Any) -> LoadedModel:
+    return wrap_model(as_dtype(tiny_model(family, **changes), torch.bfloat16))
+
+
+def layers_called(model: LoadedModel, hidden_RE: torch.Tensor, plan: Mixing) -> int:
+    """Of ``transformers``, in a pass."""
+    calls: list[None] = []
+    hooks = [
+        module.register_forward_hook(lambda *_: calls.append(None)) for module in model.hf_model.model.layers
+    ]
+    for layer in range(model.spec.num_layers):
+        hidden_RE = model.run_layer(layer, hidden_RE, plan)
+    for hook in hooks:
+        hook.remove()
+    return len(calls)
+
+
+def some_rows(model: LoadedModel, num_rows: int) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(num_rows)
+    return 3 * torch.randn(num_rows, model.hf_model.config.hidden_size, generator=draw).bfloat16()
+
+
+def linear(num_in: int, num_out: int, bias: bool) -> torch.nn.Linear:
+    return torch.nn.Linear(num_in, num_out, bias=bias).bfloat16().requires_grad_(False)
+
+
+@ANY
+@given(
+    num_rows=st.one_of(st.integers(1, 30), st.integers(1, 450)),
+    mixed=EVEN,
+    width=EVEN,
+    inner=EVEN,
+    joint=st.integers(1, 200),
+    bias=st.booleans(),
+    threads=st.integers(1, 3),
+)
+@torch.inference_mode()
+def test_stages_are_the_modules_one_after_the_other(
+    num_rows: int, mixed: int, width: int, inner: int, joint: int, bias: bool, threads: int
+) -> None:
+    torch.manual_seed(num_rows)
+    o, gate, up, down, after = (
+        linear(*shape, bias)
+        for shape in ((mixed, width), (width, inner), (width, inner), (inner, width), (width, joint))
+    )
+    first, gated, last, qkv = (
+        RowwiseLinear(o),
+        RowwiseGate(gate, up),
+        RowwiseLinear(down),
+        RowwiseLinear(after),
+    )
+    norms = [RowwiseNorm(torch.randn(width).bfloat16(), eps) for eps in (1e-6, 1e-5)]
+    mixed_RI, hidden_RE = (4 * torch.randn(num_rows, size).bfloat16() for size in (mixed, width))
+    middle_RE = hidden_RE + first(mixed_RI)
+    out_RE = middle_RE + last(gated(norms[0](middle_RE)))
+    expected = out_RE, qkv(norms[1](out_RE))
+
+    stages = Stages(
+        first.stage(0, 2, added_to=1),
+        norms[0].stage(2, 3),
+        gated.stage(3, 4),
+        last.stage(4, 2, added_to=2),
+        norms[1].stage(2, 3),
+        qkv.stage(3, 5),
+    )
+    before = mixed_RI.clone(), hidden_RE.clone()
+    places = [torch.full((num_rows, size), torch.nan).bfloat16() for size in (width, width, inner, joint)]
+    torch.set_num_threads(threads)
+    stages.run(mixed_RI, hidden_RE, *places)
+    torch.set_num_threads(1)
+    assert torch.equal(places[0], expected[0])
+    assert torch.equal(places[3], expected[1])
+    assert torch.equal(mixed_RI, before[0])
+    assert torch.equal(hidden_RE, before[1])
+
+
+@pytest.mark.parametrize("family", ["llama", "llama3", "llama_linear", "qwen2", "qwen3", "mistral"])
+class TestNativeLayers:
+    @torch.inference_mode()
+    def test_bits_are_those_of_the_modules(self, family: str) -> None:
+        model = loaded(family)
+        for num_rows in (1, 2, 12, 13, 200):
+            for layer in range(model.spec.num_layers):
+                hidden_RE = some_rows(model, num_rows)
+                native, modules = Mixing(), Mixing(NO_ADAPTER)
+                ours = model.run_layer(layer, hidden_RE, native)
+                assert torch.equal(ours, model.run_layer(layer, hidden_RE, modules))
+                (one,), (other,) = native.seen, modules.seen
+                assert one[:2] == other[:2]
+                assert all(torch.equal(a, b) for a, b in zip(one[2:], other[2:], strict=True))
+
+    @torch.inference_mode()
+    def test_the_layers_of_transformers_run_only_for_adapters(self, family: str) -> None:
+        model = loaded(family)
+        assert layers_called(model, some_rows(model, 3), Mixing()) == 0
+        assert layers_called(model, some_rows(model, 3), Mixing(NO_ADAPTER)) == model.spec.num_layers
+
+
+@torch.inference_mode()
+def test_rows_apart_in_memory_and_no_rows() -> None:
+    model = loaded("qwen2")
+    hidden_RE = some_rows(model, 10)
+    apart_RE = torch.stack((hidden_RE, -hidden_RE), 2)[..., 0]
+    assert not apart_RE.is_contiguous()
+    expected = model.run_layer(0, hidden_RE, Mixing())
+    assert torch.equal(model.run_layer(0, apart_RE, Mixing()), expected)
+    assert model.run_layer(0, hidden_RE[:0], Mixing()).shape == (0, hidden_RE.shape[1])
+
+
+class TestOtherLayers:
+    """Their modules run one after the other, as before."""
+
+    @pytest.mark.parametrize(
+        ("family", "changes"),
+        [
+            ("phi3", {}),  # the gate and what goes through it are one layer
+            ("llama_yarn", {}),  # queries and keys are scaled
+            ("llama3", {"hidden_act": "gelu"}),
+            ("llama3", {"intermediate_size": 95}),
+            ("mixtral", {}),
+        ],
+    )
+    @torch.inference_mode()
+    def test_they_are_left_to_transformers(self, family: str, changes: dict[str, Any]) -> None:
+        model = loaded(family, **changes)
+        assert layers_called(model, some_rows(model, 3), Mixing()) == model.spec.num_layers
+
+    @torch.inference_mode()
+    def test_one_that_weighs_its_residuals_is_seen_by_what_it_computes(self) -> None:
+        for multiplier, others in ((1.0, 0), (0.25, 2)):
+            config = GraniteConfig(
+                vocab_size=128,
+                hidden_size=64,
+                intermediate_size=96,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                residual_multiplier=multiplier,
+            )
+            torch.manual_seed(0)
+            model = wrap_model(as_dtype(GraniteForCausalLM(config), torch.bfloat16))
+            assert model.rows_independent
+            assert layers_called(model, some_rows(model, 3), Mixing()) == others
+
+
+@torch.inference_mode()
+def test_a_native_layer_with_other_bits_than_its_modules_is_found() -> None:
+    model = loaded("llama3")
+    assert rows_are_independent(model)
+    model.hf_model.model.layers[0].self_attn.o_proj.register_forward_hook(lambda *call: 1.01 * call[2])
+    assert not rows_are_independent(model)
