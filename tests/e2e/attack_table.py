@@ -30,7 +30,7 @@ APPLICATIONS = {
     "Admin": rag.APPLICATION,
 }
 BROKEN = frozenset({"UNKNOWN", "INTERNAL", "INVALID_ARGUMENT"})
-"""Bytes that are no message: gRPC's server refuses them by itself."""
+"""Bytes that are no message: the gRPC server of Ray Serve's proxy refuses them, before a service hears of it."""
 INVALID = frozenset({"INVALID_ARGUMENT"})
 NOT_THERE = frozenset({"UNIMPLEMENTED"})
 CALLED = "a call from outside"
@@ -45,7 +45,10 @@ system, and much else that once stopped or filled a service (`tests/e2e/test_att
 services must be the same processes, healthy, and of the size that they had. This page is generated:
 `python -m tests.e2e.attack_table > docs/attacks.md`.
 
-**g**: gRPC's server refuses what is no message by itself. **I**: INVALID_ARGUMENT, which names the field.
+**g**: bytes that are no message of the RPC fail in the gRPC server of Ray Serve's proxy, before a service hears of
+the call and before anybody is asked for a key. One message gets UNKNOWN (`Unexpected … DecodeError`, with the name of
+its type) from that server, for which Serve has no setting; in a stream it gets UNKNOWN, INTERNAL or INVALID_ARGUMENT.
+**I**: INVALID_ARGUMENT, which names the field.
 **t**: a typed answer, which depends on what is there (OK, NOT_FOUND, FAILED_PRECONDITION …), and never an
 internal error. Nothing: the request has no such field. RPCs that services keep to themselves do not exist for
 callers: they get UNIMPLEMENTED, whatever they send.
@@ -243,8 +246,6 @@ def page() -> str:
         *(f"| {' | '.join(row)} |" for row in rows),
         "",
         f"Kept: {', '.join(kept)}.",
-        "",
-        f"{len(table)} requests.",
     ]
     return HEAD + "\n".join([*lines, "", f"{len(table)} requests.", ""])
 
