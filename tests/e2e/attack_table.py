@@ -30,7 +30,7 @@ APPLICATIONS = {
     "Admin": rag.APPLICATION,
 }
 BROKEN = frozenset({"UNKNOWN", "INTERNAL", "INVALID_ARGUMENT"})
-"""Bytes that are no message: the gRPC server of Ray Serve's proxy refuses them, before a service hears of it."""
+"""Bytes that are no message, refused by the gRPC server of Ray Serve's proxy, before services hear of it."""
 INVALID = frozenset({"INVALID_ARGUMENT"})
 NOT_THERE = frozenset({"UNIMPLEMENTED"})
 CALLED = "a call from outside"
@@ -45,9 +45,10 @@ system, and much else that once stopped or filled a service (`tests/e2e/test_att
 services must be the same processes, healthy, and of the size that they had. This page is generated:
 `python -m tests.e2e.attack_table > docs/attacks.md`.
 
-**g**: bytes that are no message of the RPC fail in the gRPC server of Ray Serve's proxy, before a service hears of
-the call and before anybody is asked for a key. One message gets UNKNOWN (`Unexpected … DecodeError`, with the name of
-its type) from that server, for which Serve has no setting; in a stream it gets UNKNOWN, INTERNAL or INVALID_ARGUMENT.
+**g**: bytes that are no message of the RPC fail in the gRPC server of Ray Serve's proxy, before a service
+hears of the call and before anybody is asked for a key. One message gets UNKNOWN (`Unexpected … DecodeError`,
+with the name of its type) from that server, for which Serve has no setting; in a stream it gets UNKNOWN,
+INTERNAL or INVALID_ARGUMENT.
 **I**: INVALID_ARGUMENT, which names the field.
 **t**: a typed answer, which depends on what is there (OK, NOT_FOUND, FAILED_PRECONDITION …), and never an
 internal error. Nothing: the request has no such field. RPCs that services keep to themselves do not exist for

@@ -255,7 +255,7 @@ class Documents:
         if not texts or "" in texts or any(document.tenant != manifest.tenant for document in having):
             return False
         for document in having[:_LOOKED_INTO]:
-            with suppress(NotFound, CorruptData, NewerFormat):  # removed meanwhile; damaged ones are in the log
+            with suppress(NotFound, CorruptData, NewerFormat):  # it changed meanwhile, or is damaged
                 stored = self.get(*document.key)
                 if texts <= {chunk.text for chunk in stored.chunks if chunk.auxiliary_id == auxiliary_id}:
                     return True
