@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.config import read_yaml
+from shared.generation.modes import ReuseMode
 from shared.kv_types import KvContext
 
 CARD = "README.md"
@@ -36,10 +37,10 @@ class ModelCard:
     def text(self, name: str) -> str:
         settings = self.settings
         reuse, rank = settings["reuse"], settings["rank"]
-        if reuse == "full":
-            read = "plain text (`full`): the naive twin of a model that is tuned for stored chunks"
-        else:
+        if ReuseMode(reuse).row.stored:
             read = f"chunks placed as `{reuse}` serves them, computed behind `kv_context: {self.kv_context}`"
+        else:
+            read = f"plain text (`{reuse}`): the naive twin of a model that is tuned for stored chunks"
         how = "the whole model" if rank == "0" else f"a LoRA of rank {rank} on all rows, merged"
         lines = [
             f"# {name}",
