@@ -29,7 +29,7 @@ from tests.e2e.stack import wait_for
 from tests.tiny_embedders import write_embedder
 
 pytestmark = pytest.mark.e2e
-LONG_ANSWER, PATIENCE_S = 1500, 100.0
+LONG_ANSWER, PATIENCE_S = 2500, 100.0
 
 
 def ports() -> list[str]:
