@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(args: argparse.Namespace, console: Console) -> int:
     from load_tests.service.demo_cluster import demo_cluster
-    from load_tests.service.setting import Setting, alone, machine_limits, run_against
+    from load_tests.service.setting import Setting, machine_limits, run_against, with_library
 
     plan, setting = plan_of(args), Setting.of_options(args)
     with contextlib.ExitStack() as stack:
@@ -76,7 +76,7 @@ def _measure(args: argparse.Namespace, console: Console) -> int:
             outcome, facts = machine_limits(outcome, setting, args.shape)
         if not args.target:
             with console.status("the engine as a library"):
-                outcome = alone(outcome, setting, args.shape)
+                outcome = with_library(outcome, setting, args.shape)
     show(console, outcome)
     if args.json:
         write_outcome(args.json, outcome, **facts)

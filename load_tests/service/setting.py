@@ -120,7 +120,7 @@ def machine_limits(outcome: Outcome, setting: Setting, shape: str) -> tuple[Outc
     return replace(outcome, rate_limits=limits), asdict(rates)
 
 
-def alone(outcome: Outcome, setting: Setting, shape: str) -> Outcome:
+def with_library(outcome: Outcome, setting: Setting, shape: str) -> Outcome:
     """The outcome with what a token takes the engine as a library, over contexts as long as the requests'."""
     tokens = setting.tokens
     case = Case(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +50,6 @@ log = logging.getLogger(__name__)
 
 DEFAULT_PAGE, LARGEST_PAGE = 100, 1000
 PAGE_BYTES = 1 << 20
-_LOOKED_INTO = 8
 LONGEST_DOCUMENT_ID = 2048
 _UNSURE = "the documents are not known: the object store has not answered yet; retry"
 
@@ -233,33 +232,10 @@ class Documents:
                 )
             ]
 
-    def untold(self, manifest: Manifest, who: Principal) -> set[str]:
-        """Ids that the manifest names and ``who`` is told of by nothing: documents of other tenants have
-        them, or only such as ``who`` may not read. Whoever refers to KV may read it; so what follows from
-        the manifest's own token ids is its own, and auxiliary KV of what its own chunks say."""
+    def having(self, kv_ids: Iterable[str]) -> dict[str, list[Document]]:
+        """The documents that have each of these, or chunks that are computed behind it."""
         with self._reading:
-            having = {kv_id: self._catalog.having(kv_id) for kv_id in manifest.kv_ids}
-        untold = {
-            kv_id
-            for kv_id, documents in having.items()
-            if any(document.tenant != manifest.tenant for document in documents)
-            or (documents and not any(document.shows(who, kv_id) for document in documents))
-        }
-        untold = untold and untold - manifest.derived_ids
-        return {kv_id for kv_id in untold if not self._said_alike(kv_id, manifest, having[kv_id])}
-
-    def _said_alike(self, auxiliary_id: str, manifest: Manifest, having: Sequence[Document]) -> bool:
-        """Whether chunks of the manifest with this auxiliary KV say what those of its tenant's documents
-        say, all of which have the same text."""
-        texts = {chunk.text for chunk in manifest.chunks if chunk.auxiliary_id == auxiliary_id}
-        if not texts or "" in texts or any(document.tenant != manifest.tenant for document in having):
-            return False
-        for document in having[:_LOOKED_INTO]:
-            with suppress(NotFound, CorruptData, NewerFormat):  # it changed meanwhile, or is damaged
-                stored = self.get(*document.key)
-                if texts <= {chunk.text for chunk in stored.chunks if chunk.auxiliary_id == auxiliary_id}:
-                    return True
-        return False
+            return {kv_id: self._catalog.having(kv_id) for kv_id in kv_ids}
 
     def page(
         self,

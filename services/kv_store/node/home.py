@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from services.kv_store.documents.catalog import Document, Removal
 from services.kv_store.documents.documents import Documents, absent
+from services.kv_store.documents.naming import unreadable_ids
 from services.kv_store.documents.quotas import storer_of
 from services.kv_store.fetching.nodes import Neighbours
 from services.kv_store.node.chunks import NodeTiers
@@ -155,12 +156,12 @@ class HomeDocuments:
         """What is there, but another tenant's or only in documents that the caller may not read, is told like
         what is not there."""
         ids = list(manifest.kv_ids)
-        untold = await asyncio.to_thread(self._documents.untold, manifest, ctx.principal)
-        missing = {s.chunk_id for s in await self._own.stat(ctx, ids) if not s.exists} | untold
+        hidden = await asyncio.to_thread(unreadable_ids, self._documents, manifest, ctx.principal)
+        missing = {s.chunk_id for s in await self._own.stat(ctx, ids) if not s.exists} | hidden
         unreachable = 0
         if missing:
             answers, unreachable = await self._neighbours.ask(lambda peer: peer.stat(ctx, sorted(missing)))
-            missing -= {s.chunk_id for stats in answers.values() for s in stats if s.exists} - untold
+            missing -= {s.chunk_id for stats in answers.values() for s in stats if s.exists} - hidden
         if missing and unreachable:
             raise Unavailable(
                 f"{len(missing)} chunks of the document may lie on nodes that do not answer; retry"

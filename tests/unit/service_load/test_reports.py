@@ -13,13 +13,16 @@ from rich.console import Console
 
 from load_tests.service.command import main
 from load_tests.service.compare import changes, differences
+from load_tests.service.loads import QuestionPlan, TokenPlan
 from load_tests.service.outcome import BothWays, Outcome, Unloaded, read_outcome, write_outcome
 from load_tests.service.page import write_page
 from load_tests.service.quality import agreement
 from load_tests.service.result import Count, RateResult, Tokens, rate_result
 from load_tests.service.sample import Sample
+from load_tests.service.setting import LIBRARY_ROUNDS, Setting, with_library
 from load_tests.service.terminal import show
 from shared.errors import InvalidRequest
+from shared.measuring.shapes import SHAPES, Shape
 from shared.measuring.svg import Axis
 from tests.unit.service_load.simulated import sample
 
@@ -117,6 +120,14 @@ class TestOutcome:
         assert by_name["service_token_ratio"].value == pytest.approx(10 / 8)
         without = replace(outcome(), library_tpot_ms=())
         assert "service_token_ratio" not in {m.name for m in without.measurements()}
+
+    def test_the_library_decodes_what_the_service_is_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        shape = Shape(hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=64, vocab=100)
+        monkeypatch.setitem(SHAPES, "tiny", shape)
+        sizes = TokenPlan(k=2, chunk_len=20, question_len=8, num_generated=4, vocab=100, prefix_len=8)
+        found = with_library(outcome(), Setting(sizes, QuestionPlan("", ())), "tiny").library_tpot_ms
+        assert len(found) == LIBRARY_ROUNDS
+        assert min(found) > 0
 
     def test_a_mode_that_never_met_the_slo_has_no_goodput(self) -> None:
         found = replace(outcome(), rates=(result("full", 1.0, 0, 5),))
