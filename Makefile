@@ -37,16 +37,16 @@ $(STAMP): $(REQUIREMENTS)/development.txt $(REQUIREMENTS)/model.txt pyproject.to
 demo: venv ## start everything here, ingest the shipped documents, ask, show what reuse bought, take everything down
 	@$(BIN)/kvquilt demo
 
-# The two-node cluster has a process of its own: Ray starts it by fork, which a process full of gRPC threads does not always survive.
+# What starts Ray by itself has a process of its own: Ray forks for it, which a process full of gRPC threads does not always survive.
 # Each test of e2e has the machine to itself; of the others, the files are shared out to a process per core.
-CLUSTER_TESTS := tests/e2e/test_kv_store_e2e.py
+CLUSTER_TESTS := tests/e2e/test_kv_store_e2e.py tests/integration/test_training_together.py
 SHARED_OUT := --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test: venv ## the whole test suite
 	@failed=0; \
-	$(BIN)/python -m pytest $(CLUSTER_TESTS) || failed=1; \
-	$(BIN)/python -m pytest $(SHARED_OUT) tests/contract tests/integration tests/unit || failed=1; \
-	$(BIN)/python -m pytest --ignore=$(CLUSTER_TESTS) tests/e2e || failed=1; \
+	for file in $(CLUSTER_TESTS); do $(BIN)/python -m pytest $$file || failed=1; done; \
+	$(BIN)/python -m pytest $(SHARED_OUT) $(CLUSTER_TESTS:%=--ignore=%) tests/contract tests/integration tests/unit || failed=1; \
+	$(BIN)/python -m pytest $(CLUSTER_TESTS:%=--ignore=%) tests/e2e || failed=1; \
 	exit $$failed
 
 test-k8s: venv ## on the cluster of KUBECONFIG: install, ask, break, upgrade; docs/images.md has its settings
