@@ -7,8 +7,8 @@
 
 Times to first token: of transformers with nothing cached and with exactly this prefix cached; of the engine
 with the chunks' KV resident (in another order each time) and in files. Decoding: one question, and eight over
-one context. Sharing: many requests over mostly the same chunks. What ``batch_invariant`` and sampling cost,
-what int8 weights bring.
+one context. Sharing: many requests over mostly the same chunks. What ``batch_invariant``, sampling
+and mode ``ape`` cost, what int8 weights bring.
 Chunks whose KV comes late: the engine's choice, against always loading and always computing.
 Speculation, on against off: an answer that quotes its context, one that does not, and one that is misled.
 Prefilling documents as chains, each chunk behind those in front of it, against the same chunks alone: times,
@@ -32,6 +32,7 @@ from load_tests.engine.command import Measure, case_of, run, shape_parser
 from load_tests.engine.compare import (
     Runs,
     compare,
+    compare_ape,
     compare_batches,
     compare_branches,
     compare_chains,
@@ -49,7 +50,7 @@ from shared.measuring.case import Case
 from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement
 
-_BOTH = ("compare", "disk", "sharing", "invariant", "sampled", "speculation", "late", "chains")
+_BOTH = ("compare", "disk", "sharing", "invariant", "sampled", "ape", "speculation", "late", "chains")
 CPU_PARTS = (*_BOTH, "weights")
 GPU_PARTS = (*_BOTH, "branches", "batches")
 # the last two take long on a CPU, and are left out there unless asked for
@@ -91,6 +92,8 @@ def _measure(
         yield from compare_weights(cases[0], rates, runs)
     if "sampled" in args.parts:
         yield compare_sampled(cases[0], runs)
+    if "ape" in args.parts:
+        yield from compare_ape(cases[0], runs)
     if "speculation" in args.parts:
         yield from compare_speculation(cases[0], runs)
     if "late" in args.parts:

@@ -19,6 +19,7 @@ from load_tests.engine.quoting import Quoted, Quoting
 from load_tests.engine.sharing import Crowd, CrowdEngine
 from load_tests.engine.stock import Stock
 from load_tests.kv_store.stored_ttft import Contexts, measure_stored_ttft
+from shared.generation.modes import ReuseMode
 from shared.measuring.case import Case
 from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement, measured
@@ -89,6 +90,22 @@ def compare_sampled(case: Case, runs: Runs) -> Measurement:
             (runs.decode, lambda: ours.call(Ours.decode_rate, 8, TEMPERATURE)),
         )
     return measured("decode_8_sampled", sampled, "token/s", better="higher", baseline=greedy)
+
+
+def compare_ape(case: Case, runs: Runs) -> Iterator[Measurement]:
+    """Chunks weighed by mode ``ape``, against the same ones placed side by side and not weighed."""
+    say(f"ape over {case.context} tokens")
+    with Worker(Ours, case) as ours:
+        placed_ttft, ttft = in_turn(
+            (runs.warm, partial(ours.call, Ours.stitched_s, ReuseMode.COMPOSITE)),
+            (runs.warm, partial(ours.call, Ours.stitched_s, ReuseMode.APE)),
+        )
+        placed_rate, rate = in_turn(
+            (runs.decode, partial(ours.call, Ours.decode_rate, 8, 0.0, ReuseMode.COMPOSITE)),
+            (runs.decode, partial(ours.call, Ours.decode_rate, 8, 0.0, ReuseMode.APE)),
+        )
+    yield measured("ttft_ape", ttft, "s", baseline=placed_ttft)
+    yield measured("decode_8_ape", rate, "token/s", better="higher", baseline=placed_rate)
 
 
 def compare_speculation(case: Case, runs: Runs) -> Iterator[Measurement]:

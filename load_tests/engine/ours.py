@@ -40,13 +40,15 @@ class Ours:
         self._names = itertools.count()
         self._ask(1, 1)  # computes the chunks' KV, once
 
-    def stitched_s(self) -> float:
+    def stitched_s(self, reuse: ReuseMode = ReuseMode.REORDERED) -> float:
         """From "placements known" to the first token, chunks in random order."""
-        return self._ask(1, 1).engine_ttft_s
+        return self._ask(1, 1, reuse=reuse).engine_ttft_s
 
-    def decode_rate(self, num_questions: int, temperature: float = 0.0) -> float:
+    def decode_rate(
+        self, num_questions: int, temperature: float = 0.0, reuse: ReuseMode = ReuseMode.REORDERED
+    ) -> float:
         """Tokens per second after the first ones, all questions over one context."""
-        timings = self._ask(num_questions, 1 + self._case.decode, temperature)
+        timings = self._ask(num_questions, 1 + self._case.decode, temperature, reuse=reuse)
         return num_questions * self._case.decode / timings.decode_s
 
     def recomputed_s(self, ratio: float) -> float:

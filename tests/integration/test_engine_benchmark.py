@@ -22,6 +22,7 @@ from load_tests.engine.chains import HEADER_LEN, flops_of
 from load_tests.engine.compare import (
     Runs,
     compare,
+    compare_ape,
     compare_batches,
     compare_branches,
     compare_chains,
@@ -216,6 +217,16 @@ def test_sampling_is_compared_with_greedy_decoding() -> None:
     sampled = compare_sampled(SMALL, Runs(decode=2))
     assert (sampled.name, sampled.unit, sampled.n) == ("decode_8_sampled", "token/s", 2)
     assert sampled.ratio == pytest.approx(sampled.value / (sampled.baseline or 1))
+
+
+def test_ape_is_compared_with_the_mode_that_places_chunks_alike() -> None:
+    ttft, rate = compare_ape(SMALL, Runs(warm=2, decode=2))
+    assert [(m.name, m.unit, m.n) for m in (ttft, rate)] == [
+        ("ttft_ape", "s", 2),
+        ("decode_8_ape", "token/s", 2),
+    ]
+    assert ttft.ratio == pytest.approx((ttft.baseline or 0) / ttft.value)
+    assert rate.ratio == pytest.approx(rate.value / (rate.baseline or 1))
 
 
 def test_kv_that_comes_late_is_measured_against_the_better_of_loading_and_computing() -> None:
