@@ -40,8 +40,33 @@ def text_of(answer: Any) -> str:
 
 
 def test_the_model_is_listed_by_the_name_that_the_operator_used(stack: Stack) -> None:
-    (model,) = client_of(stack).models.list().data
-    assert model.id == "demo"
+    assert [model.id for model in client_of(stack).models.list().data] == ["demo", "demo:full", "demo:auto"]
+
+
+def test_prompts_of_the_older_kind_are_answered_as_questions_with_log_probabilities(stack: Stack) -> None:
+    asked: dict[str, Any] = {"model": "demo:full", "max_tokens": 8, "prompt": QUESTION, "logprobs": 2}
+    extra_body = {"collection": COLLECTION, "top_k": 3}
+    answer: Any = client_of(stack).completions.create(**asked, extra_body=extra_body)
+    (choice,) = answer.choices
+    assert choice.text == text_of(ask(stack, model="demo:full"))
+    assert "".join(choice.logprobs.tokens).startswith(choice.text)
+    assert all(len(top) >= 2 and max(top.values()) <= 0 for top in choice.logprobs.top_logprobs)
+
+
+def test_documents_that_are_handed_over_are_computed_once_and_then_cached(stack: Stack) -> None:
+    documents = [
+        {"title": "Tambach", "text": "In Tambach market day is Thursday."},
+        {"text": "The mill of Oberhof burnt down in 1874."},
+    ]
+    extra = {"collection": None, "top_k": None, "documents": documents}
+    first, second = (ask(stack, extra=extra) for _ in range(2))
+    assert [source["document_id"] for source in first.kvquilt["sources"]] == ["documents[0]", "documents[1]"]
+    written = first.usage.prompt_tokens_details.cache_write_tokens
+    assert written > 0
+    assert second.usage.prompt_tokens_details.cache_write_tokens == 0
+    again = second.usage.prompt_tokens_details.cached_tokens
+    assert again == first.usage.prompt_tokens_details.cached_tokens + written
+    assert text_of(first) == text_of(second)
 
 
 def test_a_plain_answer_has_text_sources_and_usage_and_reuses_what_full_computes(stack: Stack) -> None:
