@@ -200,3 +200,16 @@ def test_the_example_in_the_documentation_runs(stack: Stack, page: str) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip()
+
+
+def test_the_commands_in_the_documentation_run(stack: Stack) -> None:
+    text = (PROJECT_ROOT / "docs/http.md").read_text(encoding="utf-8")
+    (commands,) = [code for code in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if "curl" in code]
+    here = commands.replace("http://127.0.0.1:8000", stack.state.http)
+    here = here.replace('"collection": "demo"', f'"collection": "{COLLECTION}"').replace(
+        "curl -s", "curl -sfS"
+    )
+    ran = subprocess.run(["bash", "-ec", here], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    for kind in ('"chat.completion"', '"text_completion"'):
+        assert kind in ran.stdout
