@@ -39,12 +39,25 @@ class RetrievalOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedDocument:
+    """A chunk of a context that is handed over, instead of searched. ``title`` may be empty."""
+
+    title: str
+    text: str
+
+    @property
+    def whole(self) -> str:
+        """The text of the chunk."""
+        return f"{self.title}\n\n{self.text}" if self.title else self.text
+
+
+@dataclass(frozen=True, slots=True)
 class Inquiry:
-    """One or more questions over one context of a collection. ``without_prefix``: nothing stands in front of
-    the chunks; ``explain``: it is told by which scores tokens are computed anew, and where they are in the
-    text; ``refusal`` None: the gateway's own; ``preface``: text in front of every question in its part of the
-    prompt, by which nothing is searched; ``no_shadow``: the question is not asked again of the
-    reference."""
+    """One or more questions over one context: of a collection, or ``documents``. ``without_prefix``: nothing
+    stands in front of the chunks; ``explain``: it is told by which scores tokens are computed anew, and where
+    they are in the text; ``refusal`` None: the gateway's own; ``preface``: text in front of every question in
+    its part of the prompt, by which nothing is searched; ``no_shadow``: the question is not asked again of
+    the reference."""
 
     collection: str
     questions: tuple[str, ...]
@@ -57,6 +70,7 @@ class Inquiry:
     refusal: Refusal | None = None
     preface: str = ""
     no_shadow: bool = False
+    documents: tuple[HandedDocument, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,8 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "ForestMerge.sources": ("entries",),
     "ForestOpen.chunks": ("chunks",),
     "GenerateRequest.chunks": ("chunks",),
+    "HandedDocument.text": ("text_bytes",),
+    "HandedDocument.title": ("title_bytes",),
     "IndexRequest.chunks": ("chunks",),
     "IndexRequest.title": ("title_bytes",),
     "IndexedChunk.heading": ("title_bytes",),

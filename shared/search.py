@@ -85,7 +85,9 @@ class IndexedChunk:
 
     @property
     def piece(self) -> Piece:
-        """As the generator is told it."""
+        """As the generator is told it: one without ids, which was handed over, by its text."""
+        if not self.token_ids:
+            return self.text
         piece = Tokenized(self.token_ids, self.text)
         return Conditioned(piece, parent_id=self.parent_id) if self.parent_id else piece
 

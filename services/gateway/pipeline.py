@@ -4,8 +4,9 @@
                   [AnswerUsage] [AnswerDone] describe ──┘ (meanwhile)
                               └► prefetch of the chunks' KV (told, not waited for)
 
-Questions without evidence are answered by the configured text, if that is asked for; the generator is not
-told of them (``refusal``).
+A question that brings its documents along is asked over these, and nothing is searched. Questions without
+evidence are answered by the configured text, if that is asked for; the generator is not told of them
+(``refusal``).
 
 A stream that ends without ``AnswerDone`` is not an answer, so every way out but that one raises.
 """
@@ -25,6 +26,7 @@ from services.gateway.citations import cite
 from services.gateway.config import GatewayConfig
 from services.gateway.feedback import FeedbackKeeper, GivenAnswer
 from services.gateway.fusion import fuse
+from services.gateway.handed import check_source, handed
 from services.gateway.ports import GeneratorPort, Retriever
 from services.gateway.prefetch import Prefetching
 from services.gateway.reference import AnsweredOrder
@@ -50,7 +52,7 @@ from shared.generation.told import (
 )
 from shared.kv_types import KvContext
 from shared.patience import patiently
-from shared.request import RequestContext, check_name
+from shared.request import RequestContext
 from shared.search import SearchHit, common_kv_context
 from shared.tracing.spans import StageSpan, span, traced_stream
 
@@ -146,7 +148,10 @@ class Pipeline:
     def _remember(
         self, ctx: RequestContext, inquiry: Inquiry, retrieved: Retrieved, said: dict[int, str], usage: Usage
     ) -> None:
-        """So that the answer can be rated, and compared; of several samples the one that was whole first."""
+        """So that the answer can be rated, and compared; of several samples the one that was whole first. Not
+        of documents that were handed over: nobody knows them later."""
+        if inquiry.documents:
+            return
         if self._feedback is not None:
             texts = tuple(said.get(i, "") for i in range(len(inquiry.questions)))
             reuse = usage.reuse.value if usage.reuse else ""
@@ -168,9 +173,7 @@ class Pipeline:
             self._shadow.consider(ctx, inquiry, answered)
 
     def _check(self, inquiry: Inquiry) -> None:
-        if not inquiry.collection:
-            raise InvalidRequest("collection: is empty; name the collection to ask")
-        check_name("collection", inquiry.collection)
+        check_source(inquiry)
         if not 1 <= len(inquiry.questions) <= self._config.max_questions:
             raise InvalidRequest(
                 f"questions: 1 to {self._config.max_questions} are possible, got {len(inquiry.questions)}"
@@ -183,6 +186,8 @@ class Pipeline:
             raise InvalidRequest(f"retrieval.k: at most {self._config.max_k}, got {inquiry.retrieval.k}")
 
     async def _retrieve(self, ctx: RequestContext, inquiry: Inquiry) -> _Found:
+        if inquiry.documents:
+            return _Found(handed(inquiry.documents), {}, 0.0, may_reuse(self._mode(inquiry)))
         began = self._clock()
 
         async def search() -> _Found:

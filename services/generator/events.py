@@ -10,7 +10,8 @@ from services.generator.chunk_texts import ChunkText, spans_of
 from services.generator.reuse_modes import Reusing
 from services.generator.selection import Decision
 from shared.generation.asked import Chunk
-from shared.generation.told import DoneEvent, SelectedEvent
+from shared.generation.told import DoneEvent, SelectedEvent, TokenEvent
+from shared.prompt import PromptTokenizer
 
 
 def end_of(
@@ -29,6 +30,14 @@ def end_of(
             grouped = sum(one.num_grouped for one in decision.selected)
             usage = replace(usage, picked_tokens=picked, grouped_tokens=grouped)
     return replace(done, usage=usage, timings=timings, chunk_ids=tuple(chunk.chunk_id for chunk in chunks))
+
+
+def spelt(event: TokenEvent, tokenizer: PromptTokenizer | None) -> TokenEvent:
+    """Says what its tokens are, if the likeliest ones were asked for."""
+    if tokenizer is None or not event.top_logprobs:
+        return event
+    top = tuple(tokenizer.decode_one(token_id) for token_id, _ in event.top_logprobs)
+    return replace(event, token=tokenizer.decode_one(event.token_id), top_tokens=top)
 
 
 def selected_of(

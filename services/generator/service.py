@@ -13,7 +13,7 @@ from services.generator.chunk_texts import ChunkReader, ChunkText
 from services.generator.config import GeneratorConfig
 from services.generator.edits import settled
 from services.generator.engine_thread import EngineThread
-from services.generator.events import end_of, selected_of
+from services.generator.events import end_of, selected_of, spelt
 from services.generator.identified import Identified, Identities
 from services.generator.metering import following, readings, verdict_readings
 from services.generator.planning import Plan, Planner, conditioned
@@ -30,7 +30,7 @@ from shared.generation.described import ModelDescription, PrefilledChunk, Recomp
 from shared.generation.forest import Edit, ForestRequest
 from shared.generation.orders import ForestOrder, GenerationOrder
 from shared.generation.pieces import Piece
-from shared.generation.told import ChunkStoredEvent, DoneEvent, Event, SelectedEvent
+from shared.generation.told import ChunkStoredEvent, DoneEvent, Event, SelectedEvent, TokenEvent
 from shared.identity import adapter_identity
 from shared.kv_buffers import ENCODINGS
 from shared.kv_stores import ReadableChunks
@@ -187,6 +187,8 @@ class Generator:
                         if isinstance(event, SelectedEvent):
                             texts = await reading if reading is not None else None
                             event = selected_of(event, plan.request.chunks, decision, texts)
+                        elif isinstance(event, TokenEvent):
+                            event = spelt(event, self.tokenizer)
                         elif isinstance(event, DoneEvent):
                             event = end_of(event, plan.request.chunks, plan.reusing, decision)
                         followed.on(event)

@@ -35,6 +35,7 @@ class Usage:
     is recomputed in some layers counts by their share. ``isolated_tokens``: of chunks that were used without
     what stands in front of them in their documents, because it could not be had. ``drafted_tokens``: guessed
     from the context and verified beside others, ``accepted_tokens``: those of them that were generated.
+    ``written_tokens``: those recomputed ones of chunks whose KV was nowhere, and is kept now.
 
     ``picked_tokens``, ``grouped_tokens``: of the selector's model. ``reuse``: the mode that was really used;
     ``note``: why it is not the one that was asked for. The service knows both, the engine does not.
@@ -56,6 +57,7 @@ class Usage:
     verdict: ObeyedVerdict | None = None
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    written_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,8 @@ class SelectedEvent:
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
     """``text``: what can be read now; may be empty. ``watched``: of ``SamplingParams.watch_ids``, for callers
-    in the engine's process alone."""
+    in the engine's process alone. The service adds ``token``, what the token is in the middle of a text, and
+    ``top_tokens``, the same of each of ``top_logprobs``, if these were asked for."""
 
     question: int
     sample: int
@@ -122,6 +125,8 @@ class TokenEvent:
     logprob: float
     top_logprobs: tuple[tuple[int, float], ...] = ()
     watched: tuple[float, ...] = ()
+    token: str = ""
+    top_tokens: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,33 @@ def text_of(answer: Any) -> str:
 
 
 def test_the_model_is_listed_by_the_name_that_the_operator_used(stack: Stack) -> None:
-    (model,) = client_of(stack).models.list().data
-    assert model.id == "demo"
+    assert [model.id for model in client_of(stack).models.list().data] == ["demo", "demo:full", "demo:auto"]
+
+
+def test_prompts_of_the_older_kind_are_answered_as_questions_with_log_probabilities(stack: Stack) -> None:
+    asked: dict[str, Any] = {"model": "demo:full", "max_tokens": 8, "prompt": QUESTION, "logprobs": 2}
+    extra_body = {"collection": COLLECTION, "top_k": 3}
+    answer: Any = client_of(stack).completions.create(**asked, extra_body=extra_body)
+    (choice,) = answer.choices
+    assert choice.text == text_of(ask(stack, model="demo:full"))
+    assert "".join(choice.logprobs.tokens).startswith(choice.text)
+    assert all(len(top) >= 2 and max(top.values()) <= 0 for top in choice.logprobs.top_logprobs)
+
+
+def test_documents_that_are_handed_over_are_computed_once_and_then_cached(stack: Stack) -> None:
+    documents = [
+        {"title": "Tambach", "text": "In Tambach market day is Thursday."},
+        {"text": "The mill of Oberhof burnt down in 1874."},
+    ]
+    extra = {"collection": None, "top_k": None, "documents": documents}
+    first, second = (ask(stack, extra=extra) for _ in range(2))
+    assert [source["document_id"] for source in first.kvquilt["sources"]] == ["documents[0]", "documents[1]"]
+    written = first.usage.prompt_tokens_details.cache_write_tokens
+    assert written > 0
+    assert second.usage.prompt_tokens_details.cache_write_tokens == 0
+    again = second.usage.prompt_tokens_details.cached_tokens
+    assert again == first.usage.prompt_tokens_details.cached_tokens + written
+    assert text_of(first) == text_of(second)
 
 
 def test_a_plain_answer_has_text_sources_and_usage_and_reuses_what_full_computes(stack: Stack) -> None:
@@ -175,3 +200,16 @@ def test_the_example_in_the_documentation_runs(stack: Stack, page: str) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip()
+
+
+def test_the_commands_in_the_documentation_run(stack: Stack) -> None:
+    text = (PROJECT_ROOT / "docs/http.md").read_text(encoding="utf-8")
+    (commands,) = [code for code in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if "curl" in code]
+    here = commands.replace("http://127.0.0.1:8000", stack.state.http)
+    here = here.replace('"collection": "demo"', f'"collection": "{COLLECTION}"').replace(
+        "curl -s", "curl -sfS"
+    )
+    ran = subprocess.run(["bash", "-ec", here], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    for kind in ('"chat.completion"', '"text_completion"'):
+        assert kind in ran.stdout

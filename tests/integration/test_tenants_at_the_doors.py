@@ -39,14 +39,16 @@ KEYS_SEEN_S = 1.0
 @dataclass
 class World:
     """``acme`` has a secret document, rated an answer about it, pinned it, and shares a scope with
-    ``partner``."""
+    ``partner``; and one that its ``colleague`` may not read."""
 
     loop: asyncio.AbstractEventLoop
     system: WholeSystem
     acme: Client
     partner: Client
     other: Client
+    colleague: Client
     secret_chunks: tuple[str, ...] = ()
+    board_chunks: tuple[str, ...] = ()
     request_id: str = ""
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -60,6 +62,8 @@ class World:
         (self.request_id,) = [event.request_id for event in told if isinstance(event, AnswerDone)]
         await self.acme.rag.rate(self.acme.ctx, Feedback(self.request_id, Rating.GOOD, SECRET))
         await self.acme.store.pin(self.acme.ctx, "secrets")
+        await ingest(self.acme, "minutes", {"plan.md": f"{PLAN}\n\nThe board met."}, readers=("board",))
+        self.board_chunks = await chunk_ids(self.acme, "minutes")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +79,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             Client.of(channel, tenant, system.key(tenant, tenant, Role.ADMIN, "*"))
             for tenant in ("acme", "partner", "other")
         )
-        built = World(loop, system, acme, partner, other)
+        colleague = Client.of(channel, "acme", system.key("colleague", "acme", Role.ADMIN, "staff"))
+        built = World(loop, system, acme, partner, other, colleague)
         await built.fill()
         return built
 
@@ -84,8 +89,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     loop.close()
 
 
-async def ingest(client: Client, collection: str, documents: dict[str, str]) -> None:
-    sources = [SourceDocument(name, text.encode()) for name, text in documents.items()]
+async def ingest(
+    client: Client, collection: str, documents: dict[str, str], readers: tuple[str, ...] = ()
+) -> None:
+    sources = [SourceDocument(name, text.encode(), readers=readers) for name, text in documents.items()]
     ended = [event async for event in client.ingest.upsert(client.ctx, collection, sources)]
     assert not [event.error for event in ended if event.error]
 
@@ -200,6 +207,22 @@ def test_what_another_tenant_has_is_told_like_what_is_not_there(
     assert answers[0] == answers[1]
     assert SECRET not in answers[0]
     assert world.run(chunk_ids(world.acme, "secrets")) == world.secret_chunks, "and nothing happened to it"
+
+
+@pytest.mark.parametrize(
+    ("calls", "call"),
+    [(calls, call) for calls in ("BY_COLLECTION", "BY_CHUNK") for call in globals()[calls]],
+)
+def test_what_a_caller_may_not_read_of_his_own_tenant_is_told_like_what_is_not_there(
+    world: World, calls: str, call: str
+) -> None:
+    new = [chunk_id for chunk_id in world.board_chunks if chunk_id not in world.secret_chunks]
+    theirs, absent = {"BY_COLLECTION": ("minutes", "nowhere"), "BY_CHUNK": (new[0], "0" * 40)}[calls]
+    asked = globals()[calls][call]
+    answers = [world.run(told(asked(world.colleague, name), name)) for name in (theirs, absent)]
+    assert answers[0] == answers[1]
+    assert SECRET not in answers[0]
+    assert world.run(chunk_ids(world.acme, "minutes")) == world.board_chunks, "and nothing happened to it"
 
 
 @pytest.mark.parametrize("who", ["other", "partner"])

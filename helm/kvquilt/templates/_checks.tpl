@@ -73,14 +73,7 @@
 {{- end -}}
 {{- end -}}
 
-{{- range $i, $peer := $v.networkPolicy.operator -}}
-{{- if and (hasKey $peer "podSelector") (hasKey $peer "namespaceSelector") (not $peer.namespaceSelector) -}}
-{{- fail (printf "networkPolicy.operator[%d]: admits every pod of any namespace that carries the operator's label; name the operator's namespace, such as namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: kuberay-system}}" $i) -}}
-{{- end -}}
-{{- if not (or $peer.podSelector $peer.namespaceSelector $peer.ipBlock) -}}
-{{- fail (printf "networkPolicy.operator[%d]: admits everybody; name the operator by namespaceSelector and podSelector, or by ipBlock" $i) -}}
-{{- end -}}
-{{- end -}}
+{{- include "kvquilt.peerChecks" (dict "value" "networkPolicy.operator" "who" "operator" "example" "kuberay-system" "peers" $v.networkPolicy.operator) -}}
 
 {{- $decided := dict
       "model" "model.path"
@@ -192,6 +185,8 @@
 {{- fail "tls.clientCaSecret: client certificates need TLS; set tls.existingSecret (tls.crt, tls.key), or leave it out" -}}
 {{- end -}}
 
+{{- include "kvquilt.exposeChecks" . -}}
+
 {{- range $v.extraEnv -}}
 {{- if has .name (list "KVQUILT_KV_STORE__DIRECTORY" "RAY_AUTH_MODE" "RAY_AUTH_TOKEN") -}}
 {{- fail (printf "extraEnv: %s is set by the chart" .name) -}}
@@ -202,4 +197,16 @@
 {{- /* How long a worker that is asked to end lets its requests finish and its replicas move; the rest of the grace is for ending. */ -}}
 {{- define "kvquilt.drainSeconds" -}}
 {{- sub (int .Values.terminationGracePeriodSeconds) 15 -}}
+{{- end -}}
+
+{{- /* One who has a label is not known by it: anybody may put it on. In: value, its peers, who they are, an example of a namespace. */ -}}
+{{- define "kvquilt.peerChecks" -}}
+{{- range $i, $peer := .peers -}}
+{{- if and (hasKey $peer "podSelector") (hasKey $peer "namespaceSelector") (not $peer.namespaceSelector) -}}
+{{- fail (printf "%s[%d]: admits every pod of any namespace that carries the %s's label; name the %s's namespace, such as namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: %s}}" $.value $i $.who $.who $.example) -}}
+{{- end -}}
+{{- if not (or $peer.podSelector $peer.namespaceSelector $peer.ipBlock) -}}
+{{- fail (printf "%s[%d]: admits everybody; name the %s by namespaceSelector and podSelector, or by ipBlock" $.value $i $.who) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}

@@ -31,7 +31,7 @@ class RetrievalOptions(_message.Message):
     def __init__(self, k: _Optional[int] = ..., mode: _Optional[_Union[_retrieval_pb2.SearchMode, str]] = ..., filters: _Optional[_Iterable[_Union[_retrieval_pb2.Filter, _Mapping]]] = ...) -> None: ...
 
 class AnswerRequest(_message.Message):
-    __slots__ = ("meta", "collection", "questions", "reuse", "sampling", "retrieval", "decoding", "recompute", "ape", "without_prefix", "explain", "refusal", "preface", "adapter", "no_shadow")
+    __slots__ = ("meta", "collection", "questions", "reuse", "sampling", "retrieval", "decoding", "recompute", "ape", "without_prefix", "explain", "refusal", "preface", "adapter", "no_shadow", "documents")
     META_FIELD_NUMBER: _ClassVar[int]
     COLLECTION_FIELD_NUMBER: _ClassVar[int]
     QUESTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class AnswerRequest(_message.Message):
     PREFACE_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     NO_SHADOW_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     collection: str
     questions: _containers.RepeatedScalarFieldContainer[str]
@@ -62,7 +63,16 @@ class AnswerRequest(_message.Message):
     preface: str
     adapter: str
     no_shadow: bool
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., questions: _Optional[_Iterable[str]] = ..., reuse: _Optional[str] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., without_prefix: _Optional[bool] = ..., explain: _Optional[bool] = ..., refusal: _Optional[str] = ..., preface: _Optional[str] = ..., adapter: _Optional[str] = ..., no_shadow: _Optional[bool] = ...) -> None: ...
+    documents: _containers.RepeatedCompositeFieldContainer[HandedDocument]
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., questions: _Optional[_Iterable[str]] = ..., reuse: _Optional[str] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., without_prefix: _Optional[bool] = ..., explain: _Optional[bool] = ..., refusal: _Optional[str] = ..., preface: _Optional[str] = ..., adapter: _Optional[str] = ..., no_shadow: _Optional[bool] = ..., documents: _Optional[_Iterable[_Union[HandedDocument, _Mapping]]] = ...) -> None: ...
+
+class HandedDocument(_message.Message):
+    __slots__ = ("title", "text")
+    TITLE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    title: str
+    text: str
+    def __init__(self, title: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class AnswerEvent(_message.Message):
     __slots__ = ("retrieved", "token", "answer", "usage", "done", "chosen", "margin_token", "margin", "selected")

@@ -1,4 +1,5 @@
-"""The gateway over HTTP, as OpenAI's clients speak it: ``/v1/chat/completions`` and ``/v1/models``.
+"""The gateway over HTTP, as OpenAI's clients speak it: ``/v1/chat/completions``,
+``/v1/completions`` and ``/v1/models``.
 
 Knows the pipeline only by its ``answer``: a request becomes an ``Inquiry``, its events a completion or chunks
 of one. What is not supported is refused by name. Start reading at ``routes``; docs/http.md is for callers.

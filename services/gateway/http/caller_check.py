@@ -11,9 +11,9 @@ from shared.principals.callers import OPERATOR, Call, Caller, Callers
 from shared.request import RequestContext
 
 _CALLER = "kvquilt.caller"
-_METHOD, _METHOD_AT = "Answer", {METRICS_PATH: "Status"}
+_METHOD, _METHOD_AT = "Answer", {METRICS_PATH: "Status", "/health": "Health"}
 """Of the RPC whose callers may use HTTP: what it serves is for those who may ask, but how all is is for those
-who may know."""
+who may know, and that it lives for everybody."""
 
 
 class CallerCheck:

@@ -1,73 +1,37 @@
-"""What ``/v1/chat/completions`` answers, whole or in chunks, made of the events of an answer.
-
-Members that are set are sent, others are not: a chunk's ``finish_reason`` is null until its choice ends. What
-OpenAI has no member for is in ``kvquilt``: in a stream, that of the last chunk that ends a choice.
-"""
+"""What ``/v1/chat/completions`` answers."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel
 
-from shared.answer import AnswerEvent, AnswerText, AnswerUsage, Retrieved
-from shared.generation.told import FinishReason, Timings, TokenEvent, Usage
+from services.gateway.http.forms import AnswerForm
+from services.gateway.http.heard import AskedLogprobs, CompletionUsage, Extension, Finish, Heard, finish_of
+from shared.generation.told import TokenEvent
 
-Finish = Literal["stop", "length"]
-
-
-class CachedTokens(BaseModel):
-    cached_tokens: int
+_PART_OF_A_CHARACTER = "\ufffd"
+_UNLIKELY = -9999.0  # OpenAI's word for it; JSON has no infinity
 
 
-class ChatUsage(BaseModel):
-    """``cached_tokens``: those whose KV existed."""
+class LikelyToken(BaseModel):
+    """``bytes``: in UTF-8; null of a token that is a part of a character."""
 
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: CachedTokens
-
-
-class ContextChunk(BaseModel):
-    """One that was retrieved."""
-
-    document_id: str
-    title: str
-    heading: str
-    chunk_id: str
+    token: str
+    bytes: list[int] | None
+    logprob: float
 
 
-class CitedChunk(ContextChunk):
-    """A document that a choice was read from. ``source``: its place in the context; ``conditioned_on``: what
-    its KV was computed behind in its block and was not retrieved."""
-
-    choice: int
-    source: int
-    block: int
-    block_heading: str
-    conditioned_on: str
+class ChosenToken(LikelyToken):
+    top_logprobs: list[LikelyToken]
 
 
-class Extension(BaseModel):
-    """``mode``, ``adapter``: those that were used; ``note``: why they are not what was asked for.
-    ``sources``: the context, in its order. ``citations``: best first."""
+class ChatLogprobs(BaseModel):
+    """Of the tokens that were generated, the end mark included: its ``token`` is empty."""
 
-    request_id: str
-    collection: str
-    mode: str | None
-    ratio: float | None
-    adapter: str | None
-    note: str
-    refused: bool
-    citations: list[CitedChunk]
-    sources: list[ContextChunk]
-    tokens: dict[str, int]
-    timings_ms: dict[str, float]
+    content: list[ChosenToken]
+    refusal: None = None
 
 
 class AnsweredMessage(BaseModel):
@@ -76,10 +40,10 @@ class AnsweredMessage(BaseModel):
     refusal: None = None
 
 
-class CompletionChoice(BaseModel):
+class ChatChoice(BaseModel):
     index: int
     message: AnsweredMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None
     finish_reason: Finish
 
 
@@ -88,8 +52,8 @@ class ChatCompletion(BaseModel):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
-    choices: list[CompletionChoice]
-    usage: ChatUsage
+    choices: list[ChatChoice]
+    usage: CompletionUsage
     kvquilt: Extension
 
 
@@ -101,194 +65,101 @@ class ChunkDelta(BaseModel):
 class ChunkChoice(BaseModel):
     index: int
     delta: ChunkDelta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: Finish | None
 
 
-class CompletionChunk(BaseModel):
+class ChatChunk(BaseModel):
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
     choices: list[ChunkChoice]
-    usage: ChatUsage | None = None
+    usage: CompletionUsage | None = None
     kvquilt: Extension | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionHead:
-    """What all parts of an answer say. ``created``: seconds since 1970."""
-
-    request_id: str
-    created: int
-    model: str
-    collection: str
-    ratio: float | None
+class ChatForm(AnswerForm):
+    """In chunks: of each choice its role, then its text."""
 
     @property
-    def completion_id(self) -> str:
-        return f"chatcmpl-{self.request_id}"
+    def _id(self) -> str:
+        return f"chatcmpl-{self.head.request_id}"
 
-
-_FREE = AnswerUsage(Usage(0, 0, 0, 0), Timings())
-
-
-@dataclass(slots=True)
-class _Heard:
-    """What the events have told so far."""
-
-    head: CompletionHead
-    sources: list[ContextChunk] = field(default_factory=list)
-    texts: list[AnswerText] = field(default_factory=list)
-    cost: AnswerUsage = _FREE
-
-    def note(self, event: AnswerEvent) -> None:
-        match event:
-            case Retrieved():
-                self.sources = [
-                    ContextChunk(
-                        document_id=hit.document_id,
-                        title=hit.title,
-                        heading=hit.chunk.heading,
-                        chunk_id=hit.chunk.chunk_id,
-                    )
-                    for hit in event.hits
-                ]
-            case AnswerText():
-                self.texts.append(event)
-            case AnswerUsage():
-                self.cost = event
-
-    @property
-    def usage(self) -> ChatUsage:
-        usage = self.cost.usage
-        return ChatUsage(
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.generated_tokens,
-            total_tokens=usage.prompt_tokens + usage.generated_tokens,
-            prompt_tokens_details=CachedTokens(cached_tokens=usage.reused_tokens),
-        )
-
-    @property
-    def extension(self) -> Extension:
-        usage, timings = self.cost.usage, self.cost.timings
-        return Extension(
-            request_id=self.head.request_id,
-            collection=self.head.collection,
-            mode=str(usage.reuse) if usage.reuse else None,
-            ratio=self.head.ratio,
-            adapter=usage.adapter or None,
-            note=usage.note,
-            refused=any(text.finish_reason is FinishReason.REFUSED for text in self.texts),
-            citations=[
-                CitedChunk(
-                    **self.sources[cited.hit].model_dump(),
-                    choice=text.sample,
-                    source=cited.hit,
-                    block=cited.block,
-                    block_heading=cited.block_heading,
-                    conditioned_on=cited.conditioned_on,
+    def whole(self, heard: Heard) -> ChatCompletion:
+        asked = self.head.logprobs
+        return ChatCompletion(
+            id=self._id,
+            created=self.head.created,
+            model=self.head.model,
+            choices=[
+                ChatChoice(
+                    index=self.head.choice(text),
+                    message=AnsweredMessage(content=text.text),
+                    logprobs=_logprobs(heard.tokens[self.head.choice(text)], asked) if asked else None,
+                    finish_reason=finish_of(text.finish_reason),
                 )
-                for text in self.in_order
-                for cited in text.citations
+                for text in heard.in_order
             ],
-            sources=self.sources,
-            tokens={
-                "recomputed": usage.recomputed_tokens,
-                "loaded": usage.loaded_tokens,
-                "selected": usage.selected_tokens,
-                "isolated": usage.isolated_tokens,
-                "drafted": usage.drafted_tokens,
-                "accepted": usage.accepted_tokens,
-            },
-            timings_ms={
-                one.name.removesuffix("_s"): round(getattr(timings, one.name) * 1000, 3)
-                for one in fields(timings)
-            },
+            usage=heard.usage,
+            kvquilt=heard.extension,
         )
 
-    @property
-    def in_order(self) -> list[AnswerText]:
-        return sorted(self.texts, key=lambda text: text.sample)
+    def begun(self, choice: int) -> Sequence[ChatChunk]:
+        return [self._chunk(choice, ChunkDelta(role="assistant", content=""))]
+
+    def grown(self, choice: int, text: str, token: TokenEvent | None, begin: int) -> ChatChunk:
+        asked = self.head.logprobs
+        logprobs = _logprobs([token], asked) if token is not None and asked is not None else None
+        return self._chunk(choice, ChunkDelta(content=text), logprobs)
+
+    def ended(self, choice: int, finish: Finish) -> ChatChunk:
+        return self._chunk(choice, ChunkDelta(), finish=finish)
+
+    def cost(self) -> ChatChunk:
+        return self._of([])
+
+    def _chunk(
+        self,
+        choice: int,
+        delta: ChunkDelta,
+        logprobs: ChatLogprobs | None = None,
+        finish: Finish | None = None,
+    ) -> ChatChunk:
+        told = {} if logprobs is None else {"logprobs": logprobs}
+        return self._of([ChunkChoice(index=choice, delta=delta, finish_reason=finish, **told)])
+
+    def _of(self, choices: list[ChunkChoice]) -> ChatChunk:
+        return ChatChunk(
+            id=self._id,
+            object="chat.completion.chunk",
+            created=self.head.created,
+            model=self.head.model,
+            choices=choices,
+            **self.of_usage,
+        )
 
 
-async def completion(head: CompletionHead, events: AsyncGenerator[AnswerEvent, None]) -> ChatCompletion:
-    """The whole answer.
+def finite(logprob: float) -> float:
+    return max(logprob, _UNLIKELY)
 
-    Raises:
-        KvquiltError: as the events do.
-    """
-    heard = _Heard(head)
-    async with aclosing(events):
-        async for event in events:
-            heard.note(event)
-    return ChatCompletion(
-        id=head.completion_id,
-        created=head.created,
-        model=head.model,
-        choices=[
-            CompletionChoice(
-                index=text.sample,
-                message=AnsweredMessage(content=text.text),
-                finish_reason=_finish(text.finish_reason),
-            )
-            for text in heard.in_order
+
+def _logprobs(tokens: Sequence[TokenEvent], asked: AskedLogprobs) -> ChatLogprobs:
+    return ChatLogprobs(content=[_chosen(token, asked.top) for token in tokens])
+
+
+def _chosen(event: TokenEvent, top: int) -> ChosenToken:
+    likeliest = list(zip(event.top_tokens, event.top_logprobs, strict=False))[:top]
+    return ChosenToken(
+        token=event.token,
+        bytes=_bytes(event.token),
+        logprob=finite(event.logprob),
+        top_logprobs=[
+            LikelyToken(token=token, bytes=_bytes(token), logprob=finite(logprob))
+            for token, (_, logprob) in likeliest
         ],
-        usage=heard.usage,
-        kvquilt=heard.extension,
     )
 
 
-async def chunks(
-    head: CompletionHead, events: AsyncGenerator[AnswerEvent, None], with_usage: bool
-) -> AsyncGenerator[CompletionChunk, None]:
-    """The answer as it grows: of each choice its role, then its text. The end of a choice is held back until
-    it is known whether it is the last one. ``with_usage``: a chunk without choices at the end tells the cost.
-
-    Raises:
-        KvquiltError: as the events do.
-    """
-    heard = _Heard(head)
-    said: defaultdict[int, int] = defaultdict(int)  # characters, by choice
-    end: CompletionChunk | None = None
-
-    def chunk(*choices: ChunkChoice) -> CompletionChunk:
-        of_usage = {"usage": None} if with_usage else {}
-        return CompletionChunk(
-            id=head.completion_id,
-            object="chat.completion.chunk",
-            created=head.created,
-            model=head.model,
-            choices=list(choices),
-            **of_usage,
-        )
-
-    def growth(index: int, text: str) -> list[CompletionChunk]:
-        opening = [] if index in said else [ChunkDelta(role="assistant", content="")]
-        said[index] += len(text)
-        deltas = [*opening, *([ChunkDelta(content=text)] if text else [])]
-        return [chunk(ChunkChoice(index=index, delta=delta, finish_reason=None)) for delta in deltas]
-
-    async with aclosing(events):
-        async for event in events:
-            heard.note(event)
-            match event:
-                case TokenEvent():
-                    for one in growth(event.sample, event.text):
-                        yield one
-                case AnswerText():
-                    if end is not None:
-                        yield end
-                    for one in growth(event.sample, event.text[said.get(event.sample, 0) :]):
-                        yield one
-                    finish = _finish(event.finish_reason)
-                    end = chunk(ChunkChoice(index=event.sample, delta=ChunkDelta(), finish_reason=finish))
-                case AnswerUsage():
-                    if end is not None:
-                        yield end.model_copy(update={"kvquilt": heard.extension})
-                    if with_usage:
-                        yield chunk().model_copy(update={"usage": heard.usage})
-
-
-def _finish(reason: FinishReason) -> Finish:
-    return "length" if reason is FinishReason.LENGTH else "stop"
+def _bytes(token: str) -> list[int] | None:
+    return None if _PART_OF_A_CHARACTER in token else list(token.encode())

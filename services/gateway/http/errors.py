@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -35,14 +35,13 @@ RETRY_AFTER_S = 1
 _RENAMED = {
     "retrieval.k": "top_k",
     "recompute.ratio": "ratio",
+    "retrieval": "top_k",
     "reuse": "mode",
-    "question": "messages",
-    "questions[0]": "messages",
-    "preface": "messages",
     "meta.request_id": "x-request-id",
     "meta.tenant": "tenant",
     "meta.deadline_ms": "deadline_ms",
 }
+NO_NAMES: Mapping[str, str] = {}
 _DOTTED = re.compile("|".join(re.escape(name) for name in _RENAMED if "." in name))
 _FIELD = re.compile(r"([\w.-]+(?:\[\d+\][\w.]*)*): ")
 
@@ -69,19 +68,20 @@ class ApiErrorBody(BaseModel):
     error: ApiError
 
 
-def body_of(error: KvquiltError) -> ApiErrorBody:
-    """What a caller is told of ``error``."""
+def body_of(error: KvquiltError, names: Mapping[str, str] = NO_NAMES) -> ApiErrorBody:
+    """What a caller is told of ``error``. ``names``: of fields in its request, besides those that have the
+    same in all."""
     detail = _DOTTED.sub(lambda match: _RENAMED[match[0]], error.detail).removeprefix("sampling.")
     param = None
     if isinstance(error, (InvalidRequest, ModelNotServed)) and (field := _FIELD.match(detail)):
-        param = _RENAMED.get(field[1], field[1])
+        param = names.get(field[1]) or _RENAMED.get(field[1], field[1])
         detail = param + detail[field.end(1) :]
     code = _CODES.get(type(error), error.code.lower())
     return _body(http_status_of(type(error)), detail, code, param)
 
 
-def response_to(error: Exception) -> Response:
-    """The answer to a request that failed with ``error``, which is logged."""
+def response_to(error: Exception, names: Mapping[str, str] = NO_NAMES) -> Response:
+    """The answer to a request that failed with ``error``, which is logged. ``names``: see ``body_of``."""
     known = told(error)
     status = http_status_of(type(known))
     headers = {"x-should-retry": str(known.retryable).lower()}
@@ -89,7 +89,7 @@ def response_to(error: Exception) -> Response:
         headers["retry-after"] = str(max(RETRY_AFTER_S, math.ceil(known.retry_after_s or 0)))
     if isinstance(known, Unauthenticated):
         headers["www-authenticate"] = "Bearer"
-    return _response(status, body_of(known), headers)
+    return _response(status, body_of(known, names), headers)
 
 
 def told(error: Exception) -> KvquiltError:

@@ -8,198 +8,96 @@ the question's part of the prompt, and nothing is searched by it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import replace
+from typing import ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from shared.answer import Inquiry, RetrievalOptions
-from shared.errors import InvalidRequest
-from shared.generation.asked import SamplingParams
-from shared.generation.modes import GoesBy, Recompute
-from shared.generation.orders import ASKED_MODES, AskedMode, Auto, Reuse
-from shared.principals.callers import OPERATOR, Caller
-from shared.request import RequestContext
-from shared.tracing.traceparent import HEADER as TRACEPARENT_HEADER
-from shared.wire.enums import REFUSALS
-
-MODES: tuple[AskedMode, ...] = tuple(
-    mode for mode in ASKED_MODES if isinstance(mode, Auto) or mode.row.goes_by is not GoesBy.TOKENS
+from services.gateway.http.bodies import (
+    MAX_LOGPROBS,
+    MAX_NUMBER,
+    BodyText,
+    Lenient,
+    QuestionBody,
+    check_extra,
 )
-TENANT_HEADER, REQUEST_ID_HEADER = "x-kvquilt-tenant", "x-request-id"
-_DAY_MS = 24 * 3_600_000
-_MAX_NUMBER = 2**32 - 1  # what a message between services can carry
+from services.gateway.http.heard import AskedLogprobs
+from shared.answer import HandedDocument, Inquiry
+from shared.errors import InvalidRequest
+
 _INSTRUCTING = ("system", "developer")
 _SPEAKERS = {"user": "User", "assistant": "Assistant"}
-# Of parameters that are not supported: the values by which nothing is asked.
-_NEUTRAL: Mapping[str, Sequence[object]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-}
-_WITHOUT_EFFECT = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 
 
-def _unicode(text: str) -> str:
-    """JSON can spell halves of characters."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("holds half a surrogate pair, which is no character") from None
-    return text
-
-
-_Text = Annotated[str, AfterValidator(_unicode)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Meta:
-    """``RequestMeta`` of what HTTP asks."""
-
-    request_id: str
-    tenant: str
-    deadline_ms: int
-    principal: str = ""
-    traceparent: str = ""
-
-
-class _Lenient(BaseModel):
-    """Keeps what it does not know, to be refused by name unless it asks for nothing."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-
-class ChatPart(_Lenient):
+class ChatPart(Lenient):
     type: str
-    text: _Text | None = None
+    text: BodyText | None = None
 
 
-class ChatMessage(_Lenient):
+class ChatMessage(Lenient):
     role: str
-    content: _Text | list[ChatPart] | None = None
+    content: BodyText | list[ChatPart] | None = None
 
 
-class StreamOptions(_Lenient):
-    include_usage: bool | None = None
+class ChatDocument(Lenient):
+    """A chunk of the context."""
+
+    title: BodyText = ""
+    text: BodyText
 
 
-class ChatRequest(_Lenient):
-    """OpenAI's parameters; behind them ours, which its clients send as ``extra_body``."""
+class ChatRequest(QuestionBody):
+    """``documents``: the context, instead of what is found in ``collection``."""
 
-    model: str
+    neutral: ClassVar[Mapping[str, Sequence[object]]] = {
+        **QuestionBody.neutral,
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "parallel_tool_calls": (True, False),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "response_format": ({"type": "text"},),
+        "modalities": (["text"],),
+        "store": (False,),
+        "service_tier": ("auto", "default"),
+    }
+
     messages: list[ChatMessage]
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(None, ge=1, le=_MAX_NUMBER)
-    max_completion_tokens: int | None = Field(None, ge=1, le=_MAX_NUMBER)
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    n: int | None = None
-    stop: _Text | list[_Text] | None = None
-
-    collection: _Text | None = None
-    mode: str | None = None
-    ratio: float | None = None
-    adapter: _Text | None = None
-    top_k: int | None = Field(None, ge=1, le=_MAX_NUMBER)
-    refusal: str | None = None
-    shadow: bool | None = None
-    tenant: str | None = None
-    deadline_ms: int | None = Field(None, ge=1, le=_DAY_MS)
-    ignore_eos: bool | None = None
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_NUMBER)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    documents: list[ChatDocument] | None = None
 
     @property
-    def with_usage(self) -> bool:
-        """A stream ends with what it cost."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+    def names(self) -> Mapping[str, str]:
+        return dict.fromkeys(("question", "questions[0]", "preface"), "messages")
+
+    @property
+    def asked_logprobs(self) -> AskedLogprobs | None:
+        return AskedLogprobs(self.top_logprobs or 0) if self.logprobs else None
 
     def check(self) -> None:
-        """
-        Raises:
-            InvalidRequest: names a parameter that is not supported.
-        """
-        for name, value in (self.model_extra or {}).items():
-            if value is None or name in _WITHOUT_EFFECT or value in _NEUTRAL.get(name, ()):
-                continue
-            raise InvalidRequest(f"{name}: is not supported; leave it out (docs/http.md lists what is)")
-        if self.stream_options is not None:
-            _check_extra(self.stream_options, "stream_options")
-            if not self.stream:
-                raise InvalidRequest("stream_options: needs stream: true")
-
-    def context(self, headers: Mapping[str, str], caller: Caller = OPERATOR) -> RequestContext:
-        """
-        Raises:
-            InvalidRequest: the tenant is no name, or the header names another one.
-        """
-        header = headers.get(TENANT_HEADER, "")
-        if header and self.tenant and header != self.tenant:
-            raise InvalidRequest(f"tenant: is {self.tenant!r}, but {header!r} in the header {TENANT_HEADER}")
-        return caller.context(
-            _Meta(
-                headers.get(REQUEST_ID_HEADER, ""),
-                self.tenant or header,
-                self.deadline_ms or 0,
-                traceparent=headers.get(TRACEPARENT_HEADER, ""),
-            )
-        )
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs: needs logprobs: true")
 
     def inquiry(self) -> Inquiry:
-        """
-        Raises:
-            InvalidRequest: names what is missing, wrong or not supported.
-        """
-        if not self.collection:
-            raise InvalidRequest(
-                'collection: name the collection to ask; with OpenAI\'s client extra_body={"collection": "…"}'
-            )
+        collection = (self.collection or "") if self.documents else self.collection_named()
         preface, question = _spoken(self.messages)
-        return Inquiry(
-            self.collection,
-            (question,),
-            reuse=Reuse(_mode(self.mode), Recompute(self.ratio), adapter=self.adapter or ""),
-            sampling=self._sampling(),
-            retrieval=RetrievalOptions(self.top_k or 0),
-            refusal=REFUSALS.of(self.refusal or "", "refusal"),
-            preface=preface,
-            no_shadow=self.shadow is False,
-        )
+        asked = self.asks(collection, (question,), self._max_tokens())
+        return replace(asked, preface=preface, documents=_handed(self.documents or ()))
 
-    def _sampling(self) -> SamplingParams:
+    def _max_tokens(self) -> int | None:
         most, old = self.max_completion_tokens, self.max_tokens
         if most is not None and old is not None and most != old:
             raise InvalidRequest(f"max_tokens: is {old}, but max_completion_tokens {most}; give one of them")
-        given = {
-            "max_tokens": old if most is None else most,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "seed": self.seed,
-            "n": self.n,
-            "ignore_eos": self.ignore_eos,
-            "stop": (self.stop,) if isinstance(self.stop, str) else self.stop and tuple(self.stop),
-        }
-        return SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        return old if most is None else most
 
 
-def _mode(name: str | None) -> AskedMode | None:
-    if not name:
-        return None
-    for mode in MODES:
-        if mode == name:
-            return mode
-    raise InvalidRequest(f"mode: {name!r} is not one of {', '.join(MODES)}")
+def _handed(documents: Sequence[ChatDocument]) -> tuple[HandedDocument, ...]:
+    for i, document in enumerate(documents):
+        check_extra(document, f"documents[{i}]")
+    return tuple(HandedDocument(document.title, document.text) for document in documents)
 
 
 def _spoken(messages: Sequence[ChatMessage]) -> tuple[str, str]:
@@ -222,7 +120,7 @@ def _text(message: ChatMessage, where: str) -> str:
     if message.role not in (*_INSTRUCTING, *_SPEAKERS):
         known = ", ".join((*_INSTRUCTING, *_SPEAKERS))
         raise InvalidRequest(f"{where}.role: {message.role!r} is not supported; {known} are")
-    _check_extra(message, where)
+    check_extra(message, where)
     if message.content is None:
         raise InvalidRequest(f"{where}.content: is required")
     if isinstance(message.content, str):
@@ -230,12 +128,5 @@ def _text(message: ChatMessage, where: str) -> str:
     for i, part in enumerate(message.content):
         if part.type != "text" or part.text is None:
             raise InvalidRequest(f"{where}.content[{i}]: {part.type!r} is not supported, only text is")
-        _check_extra(part, f"{where}.content[{i}]")
+        check_extra(part, f"{where}.content[{i}]")
     return "\n".join(part.text or "" for part in message.content)
-
-
-def _check_extra(value: _Lenient, where: str) -> None:
-    """Clients send members of their own message types along that are null or empty."""
-    for name, member in (value.model_extra or {}).items():
-        if member not in (None, [], {}, ""):
-            raise InvalidRequest(f"{where}.{name}: is not supported; leave it out")

@@ -15,9 +15,10 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from services.gateway.config import HttpConfig
+from services.gateway.http.bodies import MODES, QuestionBody
 from services.gateway.http.body_limit import BodyLimit
 from services.gateway.http.caller_check import CallerCheck, caller_of, refusal_on_record
-from services.gateway.http.completions import ChatCompletion, CompletionHead, chunks, completion
+from services.gateway.http.completions import ChatCompletion, ChatForm
 from services.gateway.http.errors import (
     ApiErrorBody,
     ModelNotServed,
@@ -26,14 +27,20 @@ from services.gateway.http.errors import (
     on_invalid,
     response_to,
 )
-from services.gateway.http.requests import MODES, ChatRequest
+from services.gateway.http.forms import AnswerForm, chunks, whole_answer
+from services.gateway.http.heard import AnswerHead
+from services.gateway.http.requests import ChatRequest
 from services.gateway.http.streaming import ChunkStream
+from services.gateway.http.text_completions import TextCompletion, TextForm
+from services.gateway.http.text_requests import TextRequest
 from services.gateway.ports import Answering
 from shared import log as logs
 from shared.admission.entrance import Entrance
 from shared.answer import AnswerDone, AnswerEvent
 from shared.audited import Recorder
 from shared.errors import KvquiltError
+from shared.generation.modes import ReuseMode
+from shared.generation.orders import Auto
 from shared.limits import DEFAULT_LIMITS, RequestLimits, check_request
 from shared.metrics.node import CONTENT_TYPE as METRICS_TYPE
 from shared.metrics.node import PATH as METRICS_PATH
@@ -44,9 +51,20 @@ from shared.tracing.names import HTTP_METHOD, HTTP_ROUTE
 from shared.tracing.spans import StageSpan, traced_stream
 from shared.wire.answer import INQUIRY
 
-_PATH = "/v1/chat/completions"
-_ANSWERING, _ROUTE = f"POST {_PATH}", {HTTP_METHOD: "POST", HTTP_ROUTE: _PATH}
+_CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
+_LISTED = (ReuseMode.FULL, Auto.AUTO)
 _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ApiErrorBody}, "5XX": {"model": ApiErrorBody}}
+
+
+_STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+}
+
+
+class Health(BaseModel):
+    """The gateway answers. What it needs of others is in `kvquilt status`."""
+
+    status: Literal["ok"] = "ok"
 
 
 class ModelExtension(BaseModel):
@@ -94,34 +112,50 @@ def http_app(
     )
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     app.add_middleware(CallerCheck, callers=callers, recorder=recorder)  # the last one is asked first
-    served = ServedModel(id=config.model, kvquilt=ModelExtension(modes=list(map(str, MODES))))
 
-    def check_model(model: str) -> None:
-        if model != served.id:
-            raise ModelNotServed(f"model: {model!r} is not served here; {served.id!r} is")
+    def served(name: str) -> ServedModel:
+        mode = name.removeprefix(f"{config.model}:") if name != config.model else ""
+        if name != config.model and (mode == name or mode not in MODES):
+            raise ModelNotServed(
+                f"model: {name!r} is not served here; {config.model!r} is, and '{config.model}:MODE'"
+            )
+        return ServedModel(id=name, kvquilt=ModelExtension(modes=[mode] if mode else list(map(str, MODES))))
+
+    @app.get("/health", responses=_ERRORS)
+    async def health() -> Health:
+        return Health()
 
     @app.get("/v1/models", responses=_ERRORS)
     async def models() -> ServedModels:
-        return ServedModels(data=[served])
+        names = (config.model, *(f"{config.model}:{mode}" for mode in _LISTED))
+        return ServedModels(data=list(map(served, names)))
 
     @app.get("/v1/models/{model:path}", responses=_ERRORS)
     async def model(model: str) -> ServedModel:
-        check_model(model)
-        return served
+        return served(model)
 
-    @app.post(_PATH, response_model=ChatCompletion, responses=_ERRORS)
+    @app.post(_CHAT, response_model=ChatCompletion, responses=_ERRORS | _STREAMED)
     async def chat_completions(request: ChatRequest, http: Request) -> Response:
+        return await answer_to(request, http, ChatForm)
+
+    @app.post(_TEXT, response_model=TextCompletion, responses=_ERRORS | _STREAMED)
+    async def completions(request: TextRequest, http: Request) -> Response:
+        return await answer_to(request, http, TextForm)
+
+    async def answer_to(request: QuestionBody, http: Request, form: type[AnswerForm]) -> Response:
         ctx: RequestContext | None = None
         try:
-            check_model(request.model)
+            request.take_mode(served(request.model).kvquilt.modes)
             request.check()
             ctx = request.context(http.headers, caller_of(http.scope))
-            return await answered(request, ctx)
+            return await answered(request, ctx, form, http.url.path)
         except Exception as error:  # Starlette would raise it again, for Serve to tell its trace
             await refusal_on_record(recorder, http.scope, error, ctx)
-            return response_to(error)
+            return response_to(error, request.names)
 
-    async def answered(request: ChatRequest, ctx: RequestContext) -> Response:
+    async def answered(
+        request: QuestionBody, ctx: RequestContext, form: type[AnswerForm], path: str
+    ) -> Response:
         logs.bind(ctx)
         inquiry = request.inquiry()
         asked = INQUIRY.to_pb(inquiry)
@@ -132,13 +166,22 @@ def http_app(
             entered = door.entered(stage.ctx.principal, asked.ByteSize())
             return within(entered, pipeline.answer(stage.ctx, inquiry))
 
-        head = CompletionHead(ctx.request_id, int(clock()), served.id, inquiry.collection, request.ratio)
-        answers = traced_stream(ctx, _ANSWERING, _ROUTE, SpanKind.SERVER, True, stream=stream)
+        head = AnswerHead(
+            ctx.request_id,
+            int(clock()),
+            request.model,
+            inquiry.collection,
+            request.ratio,
+            inquiry.sampling.n,
+            request.asked_logprobs,
+        )
+        route = {HTTP_METHOD: "POST", HTTP_ROUTE: path}
+        answers = traced_stream(ctx, f"POST {path}", route, SpanKind.SERVER, True, stream=stream)
         events = until(AnswerDone, answers, "the answer broke off; retry")
         if request.stream:
-            growing = chunks(head, events, request.with_usage)
+            growing = chunks(form(head, request.with_usage), events)
             return ChunkStream(await anext(growing), growing)
-        return JSONResponse((await completion(head, events)).model_dump())
+        return JSONResponse((await whole_answer(form(head), events)).model_dump())
 
     if metrics is not None:
 

@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 
 from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from services.gateway.http.completions import CompletionChunk
 from services.gateway.http.errors import body_of, told
 
 DONE = "data: [DONE]\n\n"
@@ -21,7 +21,7 @@ DONE = "data: [DONE]\n\n"
 class ChunkStream(StreamingResponse):
     """``first`` is awaited by the caller, so that what fails before it has a status of its own."""
 
-    def __init__(self, first: CompletionChunk, others: AsyncGenerator[CompletionChunk, None]) -> None:
+    def __init__(self, first: BaseModel, others: AsyncGenerator[BaseModel, None]) -> None:
         self._others = others
         self._frames = frames(first, others)
         super().__init__(self._frames, media_type="text/event-stream", headers={"cache-control": "no-cache"})
@@ -33,9 +33,7 @@ class ChunkStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def frames(
-    first: CompletionChunk, others: AsyncGenerator[CompletionChunk, None]
-) -> AsyncGenerator[str, None]:
+async def frames(first: BaseModel, others: AsyncGenerator[BaseModel, None]) -> AsyncGenerator[str, None]:
     """The text of each event."""
     try:
         yield _frame(first)
@@ -47,5 +45,5 @@ async def frames(
         yield DONE
 
 
-def _frame(chunk: CompletionChunk) -> str:
+def _frame(chunk: BaseModel) -> str:
     return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"

@@ -258,6 +258,7 @@ class ContextJob(Job):
             adapter=request.adapter if self.adapter is not None else "",
             drafted_tokens=self.drafts.drafted_tokens,
             accepted_tokens=self.drafts.accepted_tokens,
+            written_tokens=len(_tokens_of(request, self.lost)),
         )
 
     def _work(self, owner: Grower) -> BranchWork:

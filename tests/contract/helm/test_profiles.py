@@ -264,24 +264,25 @@ def rayservice_schema() -> dict[str, Any]:
     """KubeRay's, with unknown keys refused, as the API server does when asked to be strict."""
     crd = yaml.load(CRD.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     (version,) = (v for v in crd["spec"]["versions"] if v["name"] == "v1")
-    schema: dict[str, Any] = _strict(version["schema"]["openAPIV3Schema"])
+    schema: dict[str, Any] = strict(version["schema"]["openAPIV3Schema"])
     schema["properties"]["metadata"] = {"type": "object"}
     return schema
 
 
-def _strict(node: Any) -> Any:
+def strict(node: Any) -> Any:
+    """A schema that refuses unknown keys."""
     if isinstance(node, list):
-        return [_strict(item) for item in node]
+        return [strict(item) for item in node]
     if not isinstance(node, dict):
         return node
-    strict = {key: _strict(value) for key, value in node.items()}
+    closed = {key: strict(value) for key, value in node.items()}
     if (
         isinstance(node.get("properties"), dict)
         and "type" in node
         and not node.get("x-kubernetes-preserve-unknown-fields")
     ):
-        strict.setdefault("additionalProperties", False)
-    return strict
+        closed.setdefault("additionalProperties", False)
+    return closed
 
 
 def ray_templates(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

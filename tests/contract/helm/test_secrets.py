@@ -114,6 +114,19 @@ def test_a_trial_has_the_keys_of_its_store_as_files_too(helm: Helm) -> None:
         assert "AWS_" not in str(template["spec"]["containers"][0]["env"])
 
 
+def test_the_trial_store_itself_reads_its_keys_from_files(helm: Helm) -> None:
+    spec = pod_specs(helm.render(profile("dev-cpu")))["Deployment"]
+    assert set(secrets_of(spec)) == {("quilt-kvquilt-minio", "volume")}
+    (container,) = spec["containers"]
+    (mount,) = [m for m in container["volumeMounts"] if m["name"] == "keys"]
+    (keys,) = [v["secret"] for v in spec["volumes"] if v["name"] == "keys"]
+    files = {item["key"]: f"{mount['mountPath']}/{item['path']}" for item in keys["items"]}
+    named = {variable["name"]: variable["value"] for variable in container["env"]}
+    assert named["MINIO_ROOT_USER_FILE"] == files["AWS_ACCESS_KEY_ID"]
+    assert named["MINIO_ROOT_PASSWORD_FILE"] == files["AWS_SECRET_ACCESS_KEY"]
+    assert (mount["readOnly"], keys["defaultMode"]) == (True, 0o440)
+
+
 def test_open_asks_nobody_and_says_so(helm: Helm) -> None:
     objects = helm.render(profile("dev-cpu"), **{"auth.mode": "open"})
     assert {str(app["args"]["auth"]) for app in serve_config_of(objects)["applications"]} == {

@@ -330,6 +330,7 @@ class TestChains:
         (one,) = run(engine, replace(asked, chunks=(document[2],)))
         assert one.branches() == answers
         assert one.done.usage.recomputed_tokens == 64 + 9
+        assert one.done.usage.written_tokens == 0, "what is stored is only read, late"
         gate.set()
         engine.shut_down()
 

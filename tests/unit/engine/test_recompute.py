@@ -588,10 +588,12 @@ class TestAccounting:
         )
         assert cold.done.usage.recomputed_tokens == 50 + 9, "chunks that had to be computed count once"
         assert cold.done.usage.selected_tokens == 2
+        assert cold.done.usage.written_tokens == 50
         (warm,) = run(
             engine, prompts.request(prefix, chunks, (9,), ReuseMode.TOKENS, Recompute(tokens=(3, 22)))
         )
         usage = warm.done.usage
+        assert usage.written_tokens == 0
         assert (usage.prompt_tokens, usage.reused_tokens, usage.recomputed_tokens, usage.selected_tokens) == (
             66,
             55,

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from services.gateway.http.requests import MODES, ChatRequest
+from services.gateway.http.bodies import MODES
+from services.gateway.http.requests import ChatRequest
+from services.gateway.http.text_requests import TextRequest
 from shared.answer import Inquiry, Refusal, RetrievalOptions
 from shared.errors import InvalidRequest
 from shared.generation.asked import SamplingParams
@@ -103,7 +106,9 @@ def test_what_asks_for_nothing_and_what_changes_nothing_is_let_through() -> None
     [
         ({"collection": None}, "collection: name the collection"),
         ({"tools": [{"type": "function"}]}, "tools: is not supported"),
-        ({"logprobs": True}, "logprobs: is not supported"),
+        ({"top_logprobs": 2}, "top_logprobs: needs logprobs"),
+        ({"collection": None, "documents": []}, "collection: name the collection"),
+        ({"documents": [{"text": "x", "url": "y"}]}, "documents[0].url: is not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format: is not supported"),
         ({"frequency_penalty": 0.5}, "frequency_penalty: is not supported"),
         ({"colection": "handbook"}, "colection: is not supported"),
@@ -149,3 +154,47 @@ def test_the_tenant_comes_by_a_header_or_in_the_body_but_is_one() -> None:
 
 def test_a_deadline_is_kept() -> None:
     assert 0 < request(deadline_ms=5_000).context({}).remaining_s <= 5
+
+
+def test_documents_are_handed_over_and_log_probabilities_are_asked_for() -> None:
+    documents = [{"title": "Bridge", "text": "Orla Venn built it"}, {"text": "1874"}]
+    asked = request(collection=None, documents=documents, logprobs=True, top_logprobs=3).inquiry()
+    assert asked.collection == ""
+    assert [document.whole for document in asked.documents] == ["Bridge\n\nOrla Venn built it", "1874"]
+    assert asked.sampling.top_logprobs == 3
+    assert request(logprobs=True).inquiry().sampling.top_logprobs == 1, "or nothing would be spelt"
+
+
+def text_request(**parameters: Any) -> TextRequest:
+    body = {"model": "tiny", "prompt": "Who built the bridge?", "collection": "handbook"}
+    asked = TextRequest.model_validate(body | parameters)
+    asked.check()
+    return asked
+
+
+def test_a_prompt_is_a_question_and_several_are_several() -> None:
+    assert text_request().inquiry() == Inquiry("handbook", ("Who built the bridge?",))
+    asked = text_request(prompt=["a", "b"], max_tokens=3, best_of=1, echo=False, suffix="").inquiry()
+    assert (asked.questions, asked.sampling.max_tokens) == (("a", "b"), 3)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ({"echo": True}, "echo: is not supported"),
+        ({"suffix": "x"}, "suffix: is not supported"),
+        ({"best_of": 2}, "best_of: is not supported"),
+        ({"tools": [1]}, "tools: is not supported"),
+        ({"collection": None}, "collection: name the collection"),
+    ],
+)
+def test_what_prompts_may_not_ask_is_refused_by_name(parameters: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        text_request(**parameters).inquiry()
+    assert refused.value.detail.startswith(says)
+
+
+@pytest.mark.parametrize("prompt", [[1, 2], [[1, 2]]])
+def test_token_ids_are_refused_as_such(prompt: list[Any]) -> None:
+    with pytest.raises(ValidationError, match="token ids are not supported"):
+        text_request(prompt=prompt)

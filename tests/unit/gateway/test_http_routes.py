@@ -186,14 +186,16 @@ async def test_a_refused_question_is_answered_by_the_configured_text_and_marked(
 
 
 async def test_the_models_are_the_one_that_is_served_with_the_modes_that_can_be_named() -> None:
-    (model,) = (await client().models.list()).data
+    model, full, auto = (await client().models.list()).data
+    assert (full.id, full.kvquilt, auto.id) == ("tiny:full", {"modes": ["full"]}, "tiny:auto")
+    assert (await client().models.retrieve("tiny:composite")).id == "tiny:composite"
     assert (model.id, model.object, model.owned_by) == ("tiny", "model", "kvquilt")
     assert {"full", "reordered", "auto"} <= set(model.kvquilt["modes"])
     assert "tokens" not in model.kvquilt["modes"]
     assert (await client().models.retrieve("tiny")).id == "tiny"
 
 
-@pytest.mark.parametrize("name", ["gpt-5", "a/b"])
+@pytest.mark.parametrize("name", ["gpt-5", "a/b", "tiny:", "tiny:tokens", "tiny:full:full", "tinyfull"])
 async def test_another_model_is_not_found(name: str) -> None:
     with pytest.raises(openai.NotFoundError) as asked:
         await ask(model=name)

@@ -1,0 +1,220 @@
+"""What the bodies of all questions have in common: OpenAI's parameters, and ours.
+
+Members that are not known are refused by name, unless they ask for nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from services.gateway.http.heard import AskedLogprobs
+from shared.answer import Inquiry, RetrievalOptions
+from shared.errors import InvalidRequest
+from shared.generation.asked import SamplingParams
+from shared.generation.modes import GoesBy, Recompute
+from shared.generation.orders import ASKED_MODES, AskedMode, Auto, Reuse
+from shared.principals.callers import OPERATOR, Caller
+from shared.request import RequestContext
+from shared.tracing.traceparent import HEADER as TRACEPARENT_HEADER
+from shared.wire.enums import REFUSALS
+
+MODES: tuple[AskedMode, ...] = tuple(
+    mode for mode in ASKED_MODES if isinstance(mode, Auto) or mode.row.goes_by is not GoesBy.TOKENS
+)
+MAX_NUMBER = 2**32 - 1  # what a message between services can carry
+MAX_LOGPROBS = 20
+TENANT_HEADER, REQUEST_ID_HEADER = "x-kvquilt-tenant", "x-request-id"
+_DAY_MS = 24 * 3_600_000
+_WITHOUT_EFFECT = ("user", "metadata", "safety_identifier", "prompt_cache_key")
+
+
+def _unicode(text: str) -> str:
+    """JSON can spell halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds half a surrogate pair, which is no character") from None
+    return text
+
+
+BodyText = Annotated[str, AfterValidator(_unicode)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Meta:
+    """``RequestMeta`` of what HTTP asks."""
+
+    request_id: str
+    tenant: str
+    deadline_ms: int
+    principal: str = ""
+    traceparent: str = ""
+
+
+class Lenient(BaseModel):
+    """Keeps what it does not know, to be refused by name unless it asks for nothing."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class StreamOptions(Lenient):
+    include_usage: bool | None = None
+
+
+class QuestionBody(Lenient, ABC):
+    """OpenAI's parameters; behind them ours, which its clients send as ``extra_body``. ``neutral``: of
+    parameters that are not supported, the values by which nothing is asked."""
+
+    neutral: ClassVar[Mapping[str, Sequence[object]]] = {
+        "frequency_penalty": (0,),
+        "presence_penalty": (0,),
+        "logit_bias": ({},),
+    }
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=1, le=MAX_NUMBER)
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: BodyText | list[BodyText] | None = None
+
+    collection: BodyText | None = None
+    mode: str | None = None
+    ratio: float | None = None
+    adapter: BodyText | None = None
+    top_k: int | None = Field(None, ge=1, le=MAX_NUMBER)
+    refusal: str | None = None
+    shadow: bool | None = None
+    tenant: str | None = None
+    deadline_ms: int | None = Field(None, ge=1, le=_DAY_MS)
+    ignore_eos: bool | None = None
+
+    @property
+    @abstractmethod
+    def names(self) -> Mapping[str, str]:
+        """Of a question's fields, as they are in this body."""
+
+    @property
+    @abstractmethod
+    def asked_logprobs(self) -> AskedLogprobs | None:
+        """None: none were."""
+
+    @abstractmethod
+    def inquiry(self) -> Inquiry:
+        """
+        Raises:
+            InvalidRequest: names what is missing, wrong or not supported.
+        """
+
+    def take_mode(self, modes: Sequence[str]) -> None:
+        """``modes``: that the model's name leaves; one if it names it.
+
+        Raises:
+            InvalidRequest: ``mode`` is another one.
+        """
+        if len(modes) > 1:
+            return
+        if self.mode and self.mode != modes[0]:
+            raise InvalidRequest(f"mode: is {self.mode!r}, but the model is {self.model!r}; give one of them")
+        self.mode = modes[0]
+
+    @property
+    def with_usage(self) -> bool:
+        """A stream ends with what it cost."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def check(self) -> None:
+        """
+        Raises:
+            InvalidRequest: names a parameter that is not supported.
+        """
+        for name, value in (self.model_extra or {}).items():
+            if value is None or name in _WITHOUT_EFFECT or value in self.neutral.get(name, ()):
+                continue
+            raise InvalidRequest(f"{name}: is not supported; leave it out (docs/http.md lists what is)")
+        if self.stream_options is not None:
+            check_extra(self.stream_options, "stream_options")
+            if not self.stream:
+                raise InvalidRequest("stream_options: needs stream: true")
+
+    def context(self, headers: Mapping[str, str], caller: Caller = OPERATOR) -> RequestContext:
+        """
+        Raises:
+            InvalidRequest: the tenant is no name, or the header names another one.
+        """
+        header = headers.get(TENANT_HEADER, "")
+        if header and self.tenant and header != self.tenant:
+            raise InvalidRequest(f"tenant: is {self.tenant!r}, but {header!r} in the header {TENANT_HEADER}")
+        return caller.context(
+            _Meta(
+                headers.get(REQUEST_ID_HEADER, ""),
+                self.tenant or header,
+                self.deadline_ms or 0,
+                traceparent=headers.get(TRACEPARENT_HEADER, ""),
+            )
+        )
+
+    def collection_named(self) -> str:
+        """
+        Raises:
+            InvalidRequest: none is.
+        """
+        if not self.collection:
+            raise InvalidRequest(
+                'collection: name the collection to ask; with OpenAI\'s client extra_body={"collection": "…"}'
+            )
+        return self.collection
+
+    def asks(self, collection: str, questions: tuple[str, ...], max_tokens: int | None) -> Inquiry:
+        """With all that bodies have in common."""
+        return Inquiry(
+            collection,
+            questions,
+            reuse=Reuse(_mode(self.mode), Recompute(self.ratio), adapter=self.adapter or ""),
+            sampling=self._sampling(max_tokens),
+            retrieval=RetrievalOptions(self.top_k or 0),
+            refusal=REFUSALS.of(self.refusal or "", "refusal"),
+            no_shadow=self.shadow is False,
+        )
+
+    def _sampling(self, max_tokens: int | None) -> SamplingParams:
+        logprobs = self.asked_logprobs
+        given = {
+            "max_tokens": max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "seed": self.seed,
+            "n": self.n,
+            "ignore_eos": self.ignore_eos,
+            "stop": (self.stop,) if isinstance(self.stop, str) else self.stop and tuple(self.stop),
+            "top_logprobs": logprobs and max(1, logprobs.top),  # tokens are spelt with the likeliest ones
+        }
+        return SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+
+def check_extra(value: Lenient, where: str) -> None:
+    """Clients send members of their own message types along that are null or empty.
+
+    Raises:
+        InvalidRequest: names one that is neither.
+    """
+    for name, member in (value.model_extra or {}).items():
+        if member not in (None, [], {}, ""):
+            raise InvalidRequest(f"{where}.{name}: is not supported; leave it out")
+
+
+def _mode(name: str | None) -> AskedMode | None:
+    if not name:
+        return None
+    for mode in MODES:
+        if mode == name:
+            return mode
+    raise InvalidRequest(f"mode: {name!r} is not one of {', '.join(MODES)}")

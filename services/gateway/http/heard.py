@@ -1,0 +1,182 @@
+"""What the events of an answer have told so far, in OpenAI's words and, in ``kvquilt``, in ours."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+from pydantic import BaseModel
+
+from shared.answer import AnswerEvent, AnswerText, AnswerUsage, Retrieved
+from shared.generation.told import FinishReason, Timings, TokenEvent, Usage
+
+Finish = Literal["stop", "length"]
+
+
+class PromptTokensDetails(BaseModel):
+    """``cached_tokens``: those whose KV existed; ``cache_write_tokens``: those of chunks whose KV did
+    not, and is kept now."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class CompletionUsage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class ContextChunk(BaseModel):
+    """One that was retrieved."""
+
+    document_id: str
+    title: str
+    heading: str
+    chunk_id: str
+
+
+class CitedChunk(ContextChunk):
+    """A document that a choice was read from. ``source``: its place in the context; ``conditioned_on``: what
+    its KV was computed behind in its block and was not retrieved."""
+
+    choice: int
+    source: int
+    block: int
+    block_heading: str
+    conditioned_on: str
+
+
+class Extension(BaseModel):
+    """``mode``, ``adapter``: those that were used; ``note``: why they are not what was asked for.
+    ``sources``: the context, in its order. ``citations``: best first."""
+
+    request_id: str
+    collection: str
+    mode: str | None
+    ratio: float | None
+    adapter: str | None
+    note: str
+    refused: bool
+    citations: list[CitedChunk]
+    sources: list[ContextChunk]
+    tokens: dict[str, int]
+    timings_ms: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class AskedLogprobs:
+    """``top``: so many of the likeliest tokens are told beside each that was chosen."""
+
+    top: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What all parts of an answer say. ``created``: seconds since 1970; ``num_samples``: of each question;
+    ``logprobs`` None: none were asked for."""
+
+    request_id: str
+    created: int
+    model: str
+    collection: str
+    ratio: float | None
+    num_samples: int = 1
+    logprobs: AskedLogprobs | None = None
+
+    def choice(self, event: TokenEvent | AnswerText) -> int:
+        """Its number: samples of one question stand together."""
+        return event.question * self.num_samples + event.sample
+
+
+_FREE = AnswerUsage(Usage(0, 0, 0, 0), Timings())
+
+
+@dataclass(slots=True)
+class Heard:
+    """``tokens``: by choice, if log-probabilities were asked for."""
+
+    head: AnswerHead
+    sources: list[ContextChunk] = field(default_factory=list)
+    texts: list[AnswerText] = field(default_factory=list)
+    tokens: defaultdict[int, list[TokenEvent]] = field(default_factory=lambda: defaultdict(list))
+    cost: AnswerUsage = _FREE
+
+    def note(self, event: AnswerEvent) -> None:
+        match event:
+            case Retrieved():
+                self.sources = [
+                    ContextChunk(
+                        document_id=hit.document_id,
+                        title=hit.title,
+                        heading=hit.chunk.heading,
+                        chunk_id=hit.chunk.chunk_id,
+                    )
+                    for hit in event.hits
+                ]
+            case TokenEvent() if self.head.logprobs is not None:
+                self.tokens[self.head.choice(event)].append(event)
+            case AnswerText():
+                self.texts.append(event)
+            case AnswerUsage():
+                self.cost = event
+
+    @property
+    def usage(self) -> CompletionUsage:
+        usage = self.cost.usage
+        return CompletionUsage(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.generated_tokens,
+            total_tokens=usage.prompt_tokens + usage.generated_tokens,
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=usage.reused_tokens, cache_write_tokens=usage.written_tokens
+            ),
+        )
+
+    @property
+    def extension(self) -> Extension:
+        usage, timings = self.cost.usage, self.cost.timings
+        return Extension(
+            request_id=self.head.request_id,
+            collection=self.head.collection,
+            mode=str(usage.reuse) if usage.reuse else None,
+            ratio=self.head.ratio,
+            adapter=usage.adapter or None,
+            note=usage.note,
+            refused=any(text.finish_reason is FinishReason.REFUSED for text in self.texts),
+            citations=[
+                CitedChunk(
+                    **self.sources[cited.hit].model_dump(),
+                    choice=self.head.choice(text),
+                    source=cited.hit,
+                    block=cited.block,
+                    block_heading=cited.block_heading,
+                    conditioned_on=cited.conditioned_on,
+                )
+                for text in self.in_order
+                for cited in text.citations
+            ],
+            sources=self.sources,
+            tokens={
+                "recomputed": usage.recomputed_tokens,
+                "loaded": usage.loaded_tokens,
+                "selected": usage.selected_tokens,
+                "isolated": usage.isolated_tokens,
+                "drafted": usage.drafted_tokens,
+                "accepted": usage.accepted_tokens,
+            },
+            timings_ms={
+                one.name.removesuffix("_s"): round(getattr(timings, one.name) * 1000, 3)
+                for one in fields(timings)
+            },
+        )
+
+    @property
+    def in_order(self) -> list[AnswerText]:
+        return sorted(self.texts, key=self.head.choice)
+
+
+def finish_of(reason: FinishReason) -> Finish:
+    return "length" if reason is FinishReason.LENGTH else "stop"

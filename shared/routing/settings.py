@@ -1,0 +1,61 @@
+"""What a router is set to, what it is told of replicas, and what it counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from shared.generation.ranges import check_range
+from shared.routing.costs import ReplicaRates, check_time
+from shared.routing.decision import RouteReason
+from shared.routing.reports import ReportOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingSettings:
+    """
+    tolerance_share, tolerance_ms: costs that differ by less are as good as each other.
+    patience: how much longer a question may take at a replica, as a share of the loading and prefill that it
+    saves there, since those hold others up; 0: every question goes where it alone is answered soonest.
+    kept_ms: how long a router's own decisions count.
+    lease_ms: how long what a holder told counts without another word from it.
+    most_compared: replicas whose costs are taken for one question.
+
+    Raises:
+        InvalidRequest: names the setting and its range.
+    """
+
+    tolerance_share: float = 0.05
+    tolerance_ms: float = 1.0
+    patience: float = 1.0
+    kept_ms: float = 2_000.0
+    lease_ms: float = 10_000.0
+    most_compared: int = 24
+
+    def __post_init__(self) -> None:
+        for name in ("tolerance_ms", "kept_ms", "lease_ms"):
+            check_time(name, getattr(self, name))
+        for name in ("tolerance_share", "patience"):
+            check_range(name, getattr(self, name), 0 <= getattr(self, name) <= 100, "0 to 100")
+        check_range("most_compared", self.most_compared, 4 <= self.most_compared <= 4096, "4 to 4096")
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReplica:
+    """A replica, on which node, and how fast it is."""
+
+    replica_id: str
+    node_id: str
+    rates: ReplicaRates
+
+
+@dataclass(slots=True)
+class RoutingCounts:
+    """``hits``, ``misses``: chunks that the replica had, or had not; ``route_stale``: those that it was told
+    to have, and had not."""
+
+    decisions: Counter[RouteReason] = field(default_factory=Counter)
+    reports: Counter[ReportOutcome] = field(default_factory=Counter)
+    hits: int = 0
+    misses: int = 0
+    route_stale: int = 0

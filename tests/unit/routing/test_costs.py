@@ -1,0 +1,118 @@
+"""What an answer costs at a replica: never less because something is missing or somebody waits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import InvalidRequest
+from shared.routing.costs import (
+    ReplicaCost,
+    ReplicaLoad,
+    ReplicaRates,
+    RoutedQuestion,
+    Tier,
+    WantedChunk,
+    balanced,
+    replica_cost,
+)
+
+RATES = ReplicaRates(
+    {Tier.MEMORY: 0.01, Tier.DISK: 0.05, Tier.PEER: 0.08, Tier.OBJECTS: 0.2}, prefill_ms=0.1, branch_ms=2.0
+)
+FARTHER = [Tier.RESIDENT, Tier.MEMORY, Tier.DISK, Tier.PEER, Tier.OBJECTS, Tier.COMPUTED]
+TIMES = st.floats(0, 1e5)
+
+
+def cost(
+    tiers: list[Tier], load: ReplicaLoad | None = None, chain_tokens: list[int] | None = None
+) -> ReplicaCost:
+    question = RoutedQuestion(tuple(WantedChunk(i, 500) for i in range(len(tiers))), num_tokens=100)
+    chains = chain_tokens or [0] * len(tiers)
+    return replica_cost("r", question, tiers, chains, RATES, load or ReplicaLoad())
+
+
+def test_what_is_resident_costs_the_prefill_of_the_question() -> None:
+    assert cost([Tier.RESIDENT] * 3).total_ms == pytest.approx(10)
+
+
+def test_a_short_load_hides_behind_the_prefill() -> None:
+    assert cost([Tier.MEMORY]).total_ms == pytest.approx(10)
+
+
+def test_what_is_nowhere_is_computed_with_its_chain() -> None:
+    assert cost([Tier.COMPUTED], chain_tokens=[1000]).prefill_ms == pytest.approx(10 + 150)
+
+
+def test_a_miss_costs_no_more_than_computing_it_with_its_chain() -> None:
+    assert cost([Tier.OBJECTS] * 4).total_ms <= 10 + 4 * 50
+    dear = cost([Tier.OBJECTS], chain_tokens=[10**6])
+    assert dear.total_ms == pytest.approx(100, rel=0.01)  # loading is cheaper than so long a chain
+
+
+def test_waiting_and_decoding_come_on_top() -> None:
+    load = ReplicaLoad(wait_ms=30, loading_ms=70, branches=4)
+    assert cost([Tier.RESIDENT], load).total_ms == pytest.approx(30 + 10 + 8)
+    assert cost([Tier.ARRIVING], load).total_ms == pytest.approx(70 + 8)  # it loads while one waits
+
+
+@given(
+    st.lists(st.sampled_from(FARTHER), min_size=1, max_size=6),
+    st.data(),
+    st.lists(st.integers(0, 3000), min_size=6, max_size=6),
+)
+def test_nothing_is_cheaper_because_a_chunk_is_farther_away(
+    tiers: list[Tier], data: st.DataObject, chains: list[int]
+) -> None:
+    at = data.draw(st.integers(0, len(tiers) - 1))
+    farther = data.draw(st.sampled_from(FARTHER[FARTHER.index(tiers[at]) :]))
+    moved = [*tiers[:at], farther, *tiers[at + 1 :]]
+    chains = chains[: len(tiers)]
+    assert cost(moved, chain_tokens=chains).total_ms >= cost(tiers, chain_tokens=chains).total_ms - 1e-6
+    longer = [tokens + 100 for tokens in chains]
+    assert cost(tiers, chain_tokens=longer).total_ms >= cost(tiers, chain_tokens=chains).total_ms - 1e-6
+
+
+@given(st.lists(st.sampled_from(FARTHER), max_size=5), TIMES, TIMES, TIMES, TIMES)
+def test_nothing_is_cheaper_where_one_waits_longer(
+    tiers: list[Tier], wait: float, loading: float, longer: float, later: float
+) -> None:
+    before = cost(tiers, ReplicaLoad(wait, loading))
+    after = cost(tiers, ReplicaLoad(wait + longer, loading + later))
+    assert after.total_ms >= before.total_ms - 1e-6
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 1e3), st.floats(0.1, 1e3)), max_size=6), TIMES, TIMES)
+def test_balancing_is_as_good_as_the_best_choice_of_whole_chunks(
+    misses: list[tuple[float, float]], loaded: float, prefill: float
+) -> None:
+    def whole(chosen: int) -> float:
+        loads = loaded + sum(load for i, (load, _) in enumerate(misses) if not chosen >> i & 1)
+        computes = prefill + sum(compute for i, (_, compute) in enumerate(misses) if chosen >> i & 1)
+        return max(loads, computes)
+
+    assert max(balanced(misses, loaded, prefill)) <= min(map(whole, range(2 ** len(misses)))) + 1e-6
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
+def test_times_that_are_none_are_refused(bad: float) -> None:
+    with pytest.raises(InvalidRequest, match="wait_ms"):
+        ReplicaLoad(wait_ms=bad)
+    with pytest.raises(InvalidRequest, match=r"link_ms\.disk"):
+        ReplicaRates({Tier.DISK: bad}, 1.0)
+    with pytest.raises(InvalidRequest, match="prefill_ms"):
+        ReplicaRates({}, bad)
+
+
+def test_what_is_no_link_number_or_chunk_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="link_ms"):
+        ReplicaRates({Tier.RESIDENT: 1.0}, 1.0)
+    with pytest.raises(InvalidRequest, match="branches"):
+        ReplicaLoad(branches=-1)
+    with pytest.raises(InvalidRequest, match=r"chunks\.num_tokens"):
+        WantedChunk(1, -5)
+    with pytest.raises(InvalidRequest, match=r"chunks\.key"):
+        WantedChunk(2**64, 5)

@@ -1,0 +1,267 @@
+"""Where questions go: to what they cost least, together, and nowhere for ever."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.errors import InvalidRequest
+from shared.routing.costs import ReplicaLoad, ReplicaRates, RoutedQuestion, Tier, WantedChunk
+from shared.routing.decision import RouteReason
+from shared.routing.homes import Homes, num_homes
+from shared.routing.reports import HeldChunks, LaneName, ReportOutcome, plain
+from shared.routing.router import ReplicaRouter
+from shared.routing.settings import FleetReplica, RoutingSettings
+from shared.routing.shortlist import most_first, slots_of
+
+RATES = ReplicaRates({Tier.DISK: 0.05, Tier.PEER: 0.08, Tier.OBJECTS: 0.2}, prefill_ms=0.1, branch_ms=1.0)
+
+
+def fleet(count: int, per_node: int = 1) -> list[FleetReplica]:
+    return [FleetReplica(f"r{i}", f"n{i // per_node}", RATES) for i in range(count)]
+
+
+def router(count: int, seed: int = 0, settings: RoutingSettings | None = None) -> ReplicaRouter:
+    made = ReplicaRouter(settings or RoutingSettings(), seed)
+    made.set_replicas(fleet(count))
+    return made
+
+
+def asked(*keys: int, num_tokens: int = 100) -> RoutedQuestion:
+    return RoutedQuestion(tuple(WantedChunk(key, 500) for key in keys), num_tokens)
+
+
+def tell(routed: ReplicaRouter, replica_id: str, *keys: int, now_ms: float = 0.0) -> None:
+    report = HeldChunks(LaneName(replica_id, Tier.RESIDENT), 1, int(now_ms), frozenset(keys))
+    assert routed.told(plain(report), now_ms) is ReportOutcome.APPLIED
+
+
+def test_a_question_goes_where_its_chunks_are() -> None:
+    routed = router(4)
+    tell(routed, "r1", 1, 2)
+    tell(routed, "r2", 1, 2, 3)
+    decision = routed.rank(asked(1, 2, 3), 0)
+    assert decision.ranks[0] == ("r2",)
+    assert decision.reason is RouteReason.HELD
+    assert decision.costs["r1"].tiers == (Tier.RESIDENT, Tier.RESIDENT, Tier.OBJECTS)
+
+
+def test_nodes_and_peers_are_known() -> None:
+    routed = router(3)
+    routed.told(plain(HeldChunks(LaneName("n1", Tier.DISK), 1, 0, frozenset({1}))), 0)
+    costs = routed.rank(asked(1), 0).costs
+    assert [costs[f"r{i}"].tiers[0] for i in range(3)] == [Tier.PEER, Tier.DISK, Tier.PEER]
+
+
+def test_a_chain_that_is_there_makes_computing_cheaper() -> None:
+    rates = ReplicaRates({}, prefill_ms=0.1)
+    routed = ReplicaRouter(RoutingSettings())
+    routed.set_replicas([FleetReplica(f"r{i}", f"n{i}", rates) for i in range(2)])
+    tell(routed, "r1", 9)
+    decision = routed.rank(RoutedQuestion((WantedChunk(1, 500, ((9, 1000),)),), 0), 0)
+    assert decision.costs["r0"].total_ms == pytest.approx(150)
+    assert decision.costs["r1"].total_ms == pytest.approx(50)
+
+
+def test_equal_replicas_are_one_rank() -> None:
+    routed = router(5)
+    for i in range(5):
+        tell(routed, f"r{i}", 1, 2)
+    assert set(routed.rank(asked(1, 2), 0).ranks[0]) == {f"r{i}" for i in range(5)}
+    assert set(routed.rank(asked(), 0).ranks[0]) == {f"r{i}" for i in range(5)}
+
+
+def test_waiting_breaks_affinity_once_loading_takes_less() -> None:
+    routed = router(2)
+    tell(routed, "r0", 1)
+    tell(routed, "r1")
+    routed.load_told("r0", ReplicaLoad(wait_ms=20), 0)
+    assert routed.rank(asked(1), 0).ranks[0] == ("r0",)
+    routed.load_told("r0", ReplicaLoad(wait_ms=500), 0)
+    decision = routed.rank(asked(1), 0)
+    assert decision.ranks[0] == ("r1",)
+    assert decision.reason is RouteReason.SPREAD
+    assert routed.rank(asked(1), 490).ranks[0] == ("r0",)  # it has worked it off since
+
+
+def test_cold_questions_meet_at_the_same_home_whichever_router_is_asked() -> None:
+    first, second = router(50, seed=1), router(50, seed=2)
+    for routed in (first, second):
+        tell(routed, "r0")
+    for key in range(0, 4000, 100):
+        one = first.rank(asked(*range(key, key + 8)), 0)
+        other = second.rank(asked(*range(key + 1, key + 9)), 0)  # other chunks, mostly the same
+        same = second.rank(asked(*range(key, key + 8)), 0)
+        assert one.reason is RouteReason.HOME
+        assert one.ranks[0] == same.ranks[0]
+        assert len(one.ranks[0]) == len(other.ranks[0]) == 1
+
+
+@pytest.mark.parametrize("routers", [1, 2])
+@pytest.mark.parametrize("reports", [True, False])
+def test_a_burst_of_equal_cold_questions_neither_scatters_nor_piles_up(routers: int, reports: bool) -> None:
+    """40 at once over 40 replicas: each takes 10 ms of prefill beside loads of 200 ms."""
+    all_routers = [router(40, seed) for seed in range(routers)]
+    for routed in all_routers if reports else ():
+        tell(routed, "r0")
+    chosen: Counter[str] = Counter()
+    for i in range(40):
+        routed = all_routers[i % routers]
+        decision = routed.rank(asked(1, 2, num_tokens=100), 0)
+        chosen[decision.ranks[0][0]] += 1
+        routed.dispatched(decision, decision.ranks[0][0], 0)
+        routed.check_invariants()
+    assert len(chosen) < 16
+    assert max(chosen.values()) < 30
+
+
+def test_own_decisions_count_for_two_seconds() -> None:
+    routed = router(10)
+    tell(routed, "r0")
+    decision = routed.rank(asked(1), 0)
+    routed.dispatched(decision, decision.ranks[0][0], 0)
+    assert routed.rank(asked(1), 1_900).costs[decision.ranks[0][0]].tiers == (Tier.ARRIVING,)
+    assert routed.rank(asked(1), 2_100).costs[decision.ranks[0][0]].tiers == (Tier.OBJECTS,)
+    routed.check_invariants()
+
+
+def test_what_a_replica_says_of_its_load_covers_what_was_sent_before() -> None:
+    routed = router(1)
+    decision = routed.rank(asked(num_tokens=1000), 0)
+    routed.dispatched(decision, "r0", 0)
+    assert routed.rank(asked(), 0).costs["r0"].wait_ms == pytest.approx(100)
+    routed.load_told("r0", ReplicaLoad(), 10)
+    assert routed.rank(asked(), 10).costs["r0"].wait_ms == 0
+    routed.dispatched(decision, "r0", 20)
+    routed.load_told("r0", ReplicaLoad(age_ms=10), 25)  # it looked before
+    assert routed.rank(asked(), 25).costs["r0"].wait_ms == pytest.approx(95)
+
+
+def test_without_reports_questions_go_by_hash_and_load_and_it_says_so() -> None:
+    routed = router(20)
+    assert routed.blind
+    decision = routed.rank(asked(1, 2), 0)
+    assert decision.reason is RouteReason.BLIND
+    assert decision.ranks == routed.rank(asked(1, 2), 0).ranks
+    routed.load_told(decision.ranks[0][0], ReplicaLoad(wait_ms=10_000), 0)
+    assert routed.rank(asked(1, 2), 0).ranks[0] != decision.ranks[0]
+    assert "no replica tells" in decision.explain(decision.ranks[0][0])
+
+
+def test_nonsense_is_counted_and_not_believed() -> None:
+    routed = router(2)
+    tell(routed, "r0", 1)
+    bad = {"holder": "r0", "tier": "resident", "epoch": 1, "seq": float("nan")}
+    assert routed.told(bad, 0) is ReportOutcome.MALFORMED
+    assert routed.told({"holder": 5}, 0) is ReportOutcome.MALFORMED
+    assert routed.blind
+    assert routed.counts.reports[ReportOutcome.MALFORMED] == 2
+    routed.check_invariants()
+
+
+def test_a_view_that_is_too_old_costs_a_load_and_is_corrected() -> None:
+    routed = router(2)
+    tell(routed, "r0", 1, 2)
+    tell(routed, "r1")
+    decision = routed.rank(asked(1, 2), 0)
+    assert routed.answered(decision, "r0", (Tier.DISK, Tier.RESIDENT)) == 1
+    assert (routed.counts.hits, routed.counts.misses, routed.counts.route_stale) == (1, 1, 1)
+    assert routed.rank(asked(1, 2), 0).costs["r0"].tiers == (Tier.OBJECTS, Tier.RESIDENT)
+    with pytest.raises(InvalidRequest, match="tiers"):
+        routed.answered(decision, "r0", ())
+    routed.check_invariants()
+
+
+def test_nobody_one_and_strangers() -> None:
+    assert router(0).rank(asked(1), 0).ranks == ()
+    assert router(0).rank(asked(1), 0).reason is RouteReason.NO_REPLICA
+    assert router(1).rank(asked(1), 0).ranks == (("r0",),)
+    routed = router(3)
+    assert routed.rank(asked(1), 0, []).ranks == ()
+    assert routed.rank(asked(1), 0, ["r1", "new"]).ranks == (("r1",), ("new",))
+    assert routed.rank(asked(1), 0, ["new"]).ranks == (("new",),)
+    with pytest.raises(InvalidRequest, match="twice"):
+        routed.set_replicas([*fleet(2), *fleet(1)])
+
+
+def test_a_replica_that_dies_between_choice_and_dispatch_is_forgotten() -> None:
+    routed = router(3)
+    tell(routed, "r1", 1)
+    decision = routed.rank(asked(1), 0)
+    routed.dispatched(decision, "r1", 0)
+    routed.set_replicas([replica for replica in fleet(3) if replica.replica_id != "r1"])
+    routed.dispatched(decision, "r1", 0)
+    routed.answered(decision, "r1", (Tier.RESIDENT,))
+    routed.load_told("r1", ReplicaLoad(), 0)
+    assert "r1" not in routed.rank(asked(1), 0).costs
+    routed.set_replicas(fleet(3))  # another one of that name: nothing is known of it
+    assert routed.rank(asked(1), 0).costs["r1"].tiers == (Tier.OBJECTS,)
+    routed.check_invariants()
+
+
+def test_a_large_fleet_is_not_compared_one_by_one() -> None:
+    routed = router(300)
+    for i in range(300):
+        tell(routed, f"r{i}", *([1] if i % 2 else []), *([2, 3] if i == 77 else []))
+    decision = routed.rank(asked(1, 2, 3), 0)
+    assert decision.ranks[0] == ("r77",)
+    assert len(decision.costs) <= RoutingSettings().most_compared * 2
+
+
+def test_a_decision_explains_itself() -> None:
+    routed = router(3)
+    tell(routed, "r2", 1)
+    decision = routed.rank(asked(1, 5), 0)
+    said = decision.explain("r2")
+    assert said.startswith("r2: it holds what is wanted")
+    assert "1 resident, 1 objects" in said
+    assert "first came r2" in decision.explain("r0")
+    assert decision.explain("unknown").startswith("unknown: first came r2")
+
+
+@given(st.lists(st.integers(0, 2**12 - 1), max_size=9), st.integers(0, 2**12 - 1))
+def test_those_that_hold_most_come_first(masks: list[int], among: int) -> None:
+    counts = {slot: sum(mask >> slot & 1 for mask in masks) for slot in slots_of(among)}
+    levels = [[counts[slot] for slot in slots_of(level)] for level in most_first(masks, among)]
+    assert sorted((count for count in counts.values() if count), reverse=True) == [
+        count for level in levels for count in level
+    ]
+    assert all(len(set(level)) == 1 for level in levels)
+
+
+def test_a_replica_that_goes_moves_only_the_chunks_whose_home_it_was() -> None:
+    homes, names = Homes(), [f"r{i}" for i in range(40)]
+    homes.set_replicas(names)
+    before = {key * 7919: homes.of(key * 7919, 1)[0] for key in range(4000)}
+    spread = Counter(before.values())
+    assert min(spread.values()) > 50
+    assert max(spread.values()) < 200
+    homes.set_replicas(names[1:])
+    assert all(homes.of(key, 1)[0] == home for key, home in before.items() if home != "r0")
+
+
+def test_hot_chunks_have_several_homes() -> None:
+    assert num_homes(rate=0.1, work_ms=100, most=8) == 1
+    assert num_homes(rate=20, work_ms=100, most=8) == 4
+    assert num_homes(rate=2000, work_ms=100, most=8) == 8
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_whatever_is_told_every_candidate_is_ranked_once_and_the_best_comes_first(
+    data: st.DataObject,
+) -> None:
+    routed = router(6, settings=RoutingSettings(patience=0))
+    for i in range(6):
+        tell(routed, f"r{i}", *data.draw(st.sets(st.integers(0, 5))))
+        routed.load_told(f"r{i}", ReplicaLoad(data.draw(st.floats(0, 300))), 0)
+    question = asked(*data.draw(st.sets(st.integers(0, 7), max_size=5)))
+    decision = routed.rank(question, 0)
+    ranked = [name for rank in decision.ranks for name in rank]
+    assert sorted(ranked) == [f"r{i}" for i in range(6)]
+    best = min(cost.total_ms for cost in decision.costs.values())
+    for name in decision.ranks[0]:
+        assert decision.costs[name].total_ms <= 1.06 * 1.06 * best + 2.2
