@@ -27,6 +27,7 @@ from services.gateway.config import GatewayConfig
 from services.gateway.feedback import FeedbackKeeper, GivenAnswer
 from services.gateway.fusion import fuse
 from services.gateway.handed import check_source, handed
+from services.gateway.made_for import check_served, under_others
 from services.gateway.ports import GeneratorPort, Retriever
 from services.gateway.prefetch import Prefetching
 from services.gateway.reference import AnsweredOrder
@@ -34,7 +35,7 @@ from services.gateway.refusal import refusals, renumbered
 from services.gateway.regeneration import generate_with_retry
 from services.gateway.shadow import Shadow
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Inquiry, Retrieved
-from shared.errors import InvalidRequest, ModelMismatch, NotFound
+from shared.errors import InvalidRequest, NotFound
 from shared.generation.described import ModelDescription
 from shared.generation.orders import AskedMode, GenerationOrder, may_reuse
 from shared.generation.told import (
@@ -50,10 +51,9 @@ from shared.generation.told import (
     TokenEvent,
     Usage,
 )
-from shared.kv_types import KvContext
 from shared.patience import patiently
 from shared.request import RequestContext
-from shared.search import SearchHit, common_kv_context
+from shared.search import common_kv_context
 from shared.tracing.spans import StageSpan, span, traced_stream
 
 
@@ -205,33 +205,12 @@ class Pipeline:
                 f"nothing in collection {inquiry.collection!r} matches; ask for less by filters or use "
                 "another search mode"
             )
-        differing = ((hit.document_id, hit.made_for.differs_from(model.made_for)) for hit in hits)
-        document_id, what = min(((name, what) for name, what in differing if what), default=("", ""))
-        if what:
-            raise ModelMismatch(
-                f"{document_id!r} in collection {inquiry.collection!r} was ingested for another {what} "
-                "than the one being served; "
-                f"run `kvquilt ingest --collection {inquiry.collection} --re-encode`"
-            )
+        check_served(inquiry.collection, hits, model)
         if found.reuses:
-            return dataclasses.replace(found, note=self._under_others(inquiry.collection, hits))
+            return dataclasses.replace(
+                found, note=under_others(inquiry.collection, hits, self._config.kv_context)
+            )
         return found
-
-    def _under_others(self, collection: str, hits: Sequence[SearchHit]) -> str:
-        """Says which chunks were computed under another ``kv_context`` than the configured one; empty: none.
-        Each names what it stands behind, so the answer is right, as it must be while a collection is being
-        brought over."""
-        ours = self._config.kv_context
-        contexts = [hit.made_for.kv_context or KvContext.NONE for hit in hits]
-        others = sorted({str(one) for one in contexts if one != ours})
-        if not others:
-            return ""
-        num = sum(one != ours for one in contexts)
-        return (
-            f"{num} of {len(hits)} chunks of collection {collection!r} were computed under kv_context "
-            f"{', '.join(others)}, and {ours} is configured: run `kvquilt ingest --collection {collection} "
-            "--re-encode`"
-        )
 
     async def _search(self, ctx: RequestContext, inquiry: Inquiry) -> tuple[Retrieved, dict[int, str]]:
         """Also the questions to refuse, with the reason."""
