@@ -19,14 +19,14 @@ def check_served(collection: str, hits: Sequence[SearchHit], model: ModelDescrip
     document_id, what = min(((name, what) for name, what in differing if what), default=("", ""))
     if what:
         raise ModelMismatch(
-            f"{document_id!r} in collection {collection!r} was ingested for another {what} than the one being "
-            f"served; run `kvquilt ingest --collection {collection} --re-encode`"
+            f"{document_id!r} in collection {collection!r} was ingested for another {what} than the one "
+            f"being served; run `kvquilt ingest --collection {collection} --re-encode`"
         )
 
 
 def under_others(collection: str, hits: Sequence[SearchHit], ours: KvContext) -> str:
-    """Says which chunks were computed under another ``kv_context`` than ``ours``; empty: none. Each names what
-    it stands behind, so the answer is right, as it must be while a collection is being brought over."""
+    """Says which chunks were computed under another ``kv_context`` than ``ours``; empty: none. Each names
+    what it stands behind, so the answer is right, as it must be while a collection is being brought over."""
     contexts = [hit.made_for.kv_context or KvContext.NONE for hit in hits]
     others = sorted({str(one) for one in contexts if one != ours})
     if not others:
