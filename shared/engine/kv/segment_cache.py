@@ -110,6 +110,11 @@ class SegmentCache:
         if entry.ready:
             if loaded.segment is None and not entry.is_link:
                 self._save(entry)  # it was computed before anybody knew that it is stored nowhere
+                for job in self._holders(entry):
+                    if isinstance(job, ContextJob):
+                        names = job.late.intersection(job.names_of(entry))
+                        job.late -= names
+                        job.lost |= names
         elif loaded.segment is None:
             self._lost(entry, loaded.broken)
         else:

@@ -138,6 +138,25 @@ class TestComputedFirst:
         engine.step()
         engine.shut_down()
         assert shelf.saves == [(absent, False)]
+
+    def test_what_turns_out_to_be_stored_nowhere_in_time_counts_as_written(
+        self, gate: threading.Event
+    ) -> None:
+        request = Prompts(late_engine()).request(7, (20, 1, 33), (9,))
+        shelf, answers = shelf_of(request)
+        del shelf.kv[request.chunks[2].chunk_id]
+        engine = late_engine(shelf)
+        shelf.before_open = lambda: None if gate.wait(PATIENCE_S) else pytest.fail("never opened")
+        one = Run(request)
+        engine.submit(request, one.events.append)
+        step_until(engine, lambda: engine.stats().late.num_chunks == 3)
+        gate.set()
+        engine._loader._readers.shutdown(wait=True)
+        step_until(engine, lambda: one.ended)
+        assert one.branches() == answers
+        usage = one.done.usage
+        assert (usage.written_tokens, usage.recomputed_tokens) == (33, 54 + 9)
+        engine.shut_down()
         assert shelf.num_unclosed == 0
 
     def test_only_what_comes_late_is_computed(self, gate: threading.Event) -> None:
