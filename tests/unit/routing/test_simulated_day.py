@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from load_tests.routing.__main__ import main
+from load_tests.routing.breaks import CHANGES, breaks
 from load_tests.routing.choosers import (
     CHUNKS,
     RENDEZVOUS,
@@ -257,6 +258,14 @@ def test_the_command_prints_and_writes_what_it_found(
     )
     assert {"ttft_p95_day_over_serve", "decision_ms_chunks"} <= {m["name"] for m in written["measurements"]}
     assert picture.read_text(encoding="utf-8").startswith("<svg")
+
+
+def test_where_it_breaks_is_looked_for_one_change_at_a_time() -> None:
+    found_there = list(breaks(TINY.but(num_replicas=8, num_chunks=2_000, disk_chunks=50, num_questions=40)))
+    assert [one.name for one in found_there] == [
+        f"{of}_{change}" for change in CHANGES for of in ("ttft_p95", "chunk_loads")
+    ]
+    assert all(one.ratio is not None and one.ratio > 0 for one in found_there)
 
 
 def test_the_command_names_a_wrong_option(capsys: pytest.CaptureFixture[str]) -> None:
