@@ -54,6 +54,21 @@ def test_a_miss_costs_no_more_than_computing_it_with_its_chain() -> None:
     assert dear.total_ms == pytest.approx(100, rel=0.01)  # loading is cheaper than so long a chain
 
 
+def test_an_engine_that_somebody_waits_for_computes_nothing_that_can_be_loaded() -> None:
+    idle, busy = (cost([Tier.OBJECTS], ReplicaLoad(wait, loading_ms=5000)) for wait in (0.0, 1.0))
+    assert (idle.loads_ms, idle.prefill_ms) == (0, pytest.approx(10 + 50))
+    assert (busy.loads_ms, busy.prefill_ms) == (pytest.approx(100), pytest.approx(10))
+    assert cost([Tier.COMPUTED], ReplicaLoad(1.0)).prefill_ms == pytest.approx(10 + 50)
+
+
+def test_who_waits_for_what_arrives_queues_for_links_even_where_the_rest_is_computed() -> None:
+    load = ReplicaLoad(loading_ms=300)
+    both = cost([Tier.ARRIVING, Tier.OBJECTS], load)
+    assert (both.loads_ms, both.loaded_ms) == (0, pytest.approx(300))
+    assert cost([Tier.OBJECTS], load).loaded_ms == 0
+    assert both.delay_ms + both.work_ms == both.total_ms == pytest.approx(300)
+
+
 def test_waiting_and_decoding_come_on_top() -> None:
     load = ReplicaLoad(wait_ms=30, loading_ms=70, branches=4)
     assert cost([Tier.RESIDENT], load).total_ms == pytest.approx(30 + 10 + 8)
