@@ -3,8 +3,9 @@ the pressure of what decodes there.
 
     cost = wait + max(Σ missing bytes per link ÷ the link's rate, prefill of what must be computed) + pressure
 
-What is missing is loaded or computed, a chunk with what is missing of its chain, so that both sides end as
-early as they can: computing is a miss's upper bound. The optimum may split one chunk between the two; that
+What is missing is loaded or, where nobody waits for the engine, computed, a chunk with what is missing of its
+chain, so that both sides end as early as they can: computing is a miss's upper bound, and an engine without
+a queue is worth the more the longer links are busy. The optimum may split one chunk between the two; that
 makes it monotone: nothing becomes cheaper because something is missing.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -22,6 +23,8 @@ from shared.generation.ranges import check_range
 ChunkKey = int
 """64 bits of a chunk's identity: what reports and the router's view hold of it."""
 MOST_KEYS = 2**64
+MOST_MS = 86_400_000.0
+"""Longer than anything here takes; sums of such times are finite."""
 
 
 class Tier(enum.StrEnum):
@@ -124,12 +127,17 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCost:
-    """``tiers``: where each of the question's chunks would come from, in its order. ``loaded_ms`` and
-    ``prefill_ms`` go side by side; of the first, ``backlog_ms`` is for others."""
+    """``tiers``: where each of the question's chunks would come from, in its order. ``backlog_ms``: for how
+    long the links bring what others asked for. ``loads_ms``, ``prefill_ms``: for how long they and the engine
+    are busy with this question, side by side; ``loaded_ms``: when what it waits for is there.
+
+    ``work_ms``: what it adds to what is done there, ``delay_ms``: what it waits for others, which both
+    together are ``total_ms``."""
 
     replica_id: str
     wait_ms: float
     backlog_ms: float
+    loads_ms: float
     loaded_ms: float
     prefill_ms: float
     pressure_ms: float
@@ -137,11 +145,15 @@ class ReplicaCost:
 
     @property
     def work_ms(self) -> float:
-        return max(self.loaded_ms, self.prefill_ms)
+        return max(self.loads_ms, self.prefill_ms)
+
+    @property
+    def delay_ms(self) -> float:
+        return self.total_ms - self.work_ms
 
     @property
     def total_ms(self) -> float:
-        return self.wait_ms + self.work_ms + self.pressure_ms
+        return self.wait_ms + max(self.loaded_ms, self.prefill_ms) + self.pressure_ms
 
 
 def replica_cost(
@@ -155,29 +167,46 @@ def replica_cost(
     """``tiers``: where each chunk is, ``chain_tokens``: how many of its chain would have to be computed with
     it."""
     misses: list[tuple[float, float]] = []
-    prefill_ms, backlog_ms = question.num_tokens * rates.prefill_ms, 0.0
+    own_ms, arriving_ms = question.num_tokens * rates.prefill_ms, 0.0
+    backlog_ms = max(0.0, load.loading_ms - load.wait_ms)  # links go on while a question waits
     for chunk, tier, more in zip(question.chunks, tiers, chain_tokens, strict=True):
-        if tier is Tier.RESIDENT:
-            continue
-        backlog_ms = max(0.0, load.loading_ms - load.wait_ms)  # links go on while a question waits
-        if tier is Tier.COMPUTED:
-            prefill_ms += (chunk.num_tokens + more) * rates.prefill_ms
-        elif tier is not Tier.ARRIVING:
+        if tier is Tier.ARRIVING:
+            arriving_ms = backlog_ms
+        elif tier is not Tier.RESIDENT:
             computed_ms = (chunk.num_tokens + more) * rates.prefill_ms
-            misses.append((chunk.num_tokens * rates.link_ms[tier], computed_ms))
-    loaded_ms, prefill_ms = balanced(misses, backlog_ms, prefill_ms)
-    pressure_ms = load.branches * rates.branch_ms
-    return ReplicaCost(replica_id, load.wait_ms, backlog_ms, loaded_ms, prefill_ms, pressure_ms, tuple(tiers))
+            if tier is Tier.COMPUTED:
+                own_ms += computed_ms
+            else:
+                misses.append((chunk.num_tokens * rates.link_ms[tier], computed_ms))
+    loaded_ms, prefill_ms = backlog_ms if misses else arriving_ms, own_ms
+    if load.wait_ms > 0:
+        loaded_ms += sum(load_ms for load_ms, _ in misses)
+    elif misses:
+        loaded_ms, prefill_ms = balanced(misses, loaded_ms, own_ms)
+        all_computed_ms = own_ms + sum(compute_ms for _, compute_ms in misses)
+        if max(arriving_ms, all_computed_ms) < loaded_ms:  # who loads nothing does not queue for links
+            loaded_ms, prefill_ms, misses = arriving_ms, all_computed_ms, []
+    return ReplicaCost(
+        replica_id,
+        load.wait_ms,
+        backlog_ms,
+        loaded_ms - backlog_ms if misses else 0.0,
+        loaded_ms,
+        prefill_ms,
+        load.branches * rates.branch_ms,
+        tuple(tiers),
+    )
 
 
 def balanced(
-    misses: Iterable[tuple[float, float]], loaded_ms: float, prefill_ms: float
+    misses: Collection[tuple[float, float]], loaded_ms: float, prefill_ms: float
 ) -> tuple[float, float]:
     """When loading and prefill end if some of ``misses`` (loading it takes, computing it takes) are computed
     so that the later one ends as early as possible. ``loaded_ms``, ``prefill_ms``: what comes before them."""
-    by_gain = sorted(misses, key=lambda miss: miss[1] / miss[0] if miss[0] else math.inf)
-    loaded_ms += sum(load_ms for load_ms, _ in by_gain)
-    for load_ms, compute_ms in by_gain:
+    loaded_ms += sum(load_ms for load_ms, _ in misses)
+    if loaded_ms <= prefill_ms:
+        return loaded_ms, prefill_ms
+    for load_ms, compute_ms in sorted(misses, key=lambda miss: miss[1] / miss[0] if miss[0] else math.inf):
         if loaded_ms <= prefill_ms:
             break
         if (both_ms := load_ms + compute_ms) == 0:
@@ -188,8 +217,9 @@ def balanced(
 
 
 def check_time(name: str, value: float) -> None:
-    ok = isinstance(value, int | float) and math.isfinite(value) and value >= 0
-    check_range(name, value, ok, "a number of milliseconds, 0 or more")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    ok = number and 0 <= value <= MOST_MS  # no NaN is
+    check_range(name, value, ok, "a number of milliseconds, 0 to a day's")
 
 
 _LINKS = (Tier.MEMORY, Tier.DISK, Tier.PEER, Tier.OBJECTS)

@@ -6,15 +6,15 @@ A chunk that is asked for often has several homes: as many replicas as its quest
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Iterable
 
+import numpy as np
+
 from shared.routing.costs import ChunkKey, chunk_key
 
-_FULL = 2**64 - 1
-_MIX = 0x9E3779B97F4A7C15
+_MIX = np.uint64(0x9E3779B97F4A7C15)
 _REMEMBERED = 16_384
 _HALF_LIFE_MS = 10_000.0
 
@@ -24,22 +24,21 @@ class Homes:
 
     def __init__(self) -> None:
         self._names: tuple[str, ...] = ()
-        self._salts: tuple[int, ...] = ()
+        self._salts = np.zeros(0, np.uint64)
         self._known: OrderedDict[tuple[ChunkKey, int], tuple[str, ...]] = OrderedDict()
 
     def set_replicas(self, replica_ids: Iterable[str]) -> None:
         self._names = tuple(replica_ids)
-        self._salts = tuple(map(chunk_key, self._names))
+        self._salts = np.array(list(map(chunk_key, self._names)), np.uint64)
         self._known.clear()
 
     def of(self, key: ChunkKey, count: int) -> tuple[str, ...]:
         """The first ``count`` of them; fewer where there are fewer."""
         known = self._known.get((key, count))
         if known is None:
-            weights = [(key ^ salt) * _MIX & _FULL for salt in self._salts]
-            weights = [(mixed ^ mixed >> 29) * _MIX & _FULL for mixed in weights]
-            first = heapq.nlargest(count, range(len(weights)), key=weights.__getitem__)
-            known = tuple(self._names[i] for i in first)
+            weights = (self._salts ^ np.uint64(key)) * _MIX  # wraps around, as a hash may
+            weights = (weights ^ weights >> np.uint64(29)) * _MIX
+            known = tuple(self._names[i] for i in np.argsort(~weights, kind="stable")[:count].tolist())
             self._known[key, count] = known
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from shared.routing.costs import ChunkKey, ReplicaCost, ReplicaLoad
+from shared.routing.costs import MOST_MS, ChunkKey, ReplicaCost, ReplicaLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,39 +67,74 @@ class RecentDecisions:
                 del self._masks[key]
 
 
-@dataclass(slots=True)
-class LoadView:
-    """How busy a replica should be: what it said last, what was sent since, and the time that went by.
-    ``kept_ms``: how long what was sent counts if the replica says nothing."""
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Backlog:
+    """How long one queue should be, an engine's or a node's links': what was said of it last, what was sent
+    there since, and the time that went by. ``kept_ms``: how long what was sent counts if nothing is said;
+    ``lease_ms``: how long what was said does."""
 
     kept_ms: float
-    _ready_ms: float = 0.0
-    _loaded_ms: float = 0.0
-    _branches: int = 0
-    _sent: deque[tuple[float, ReplicaCost, int]] = field(default_factory=deque)
+    lease_ms: float
+    _free_ms: float = 0.0
+    _as_of_ms: float | None = None  # when it was as was said
+    _sent: deque[tuple[float, float]] = field(default_factory=deque)
 
-    def told(self, load: ReplicaLoad, now_ms: float) -> None:
-        """What was sent before it looked is in what it says."""
-        at_ms = now_ms - load.age_ms
-        self._ready_ms, self._loaded_ms = at_ms + load.wait_ms, at_ms + load.loading_ms
-        self._branches = load.branches
+    def told(self, left_ms: float, at_ms: float) -> bool:
+        """What was sent before ``at_ms`` is in it. False: what was said of a later instant is believed
+        rather."""
+        if self._as_of_ms is not None and at_ms < self._as_of_ms:
+            return False
         while self._sent and self._sent[0][0] <= at_ms:
             self._sent.popleft()
-        for sent_ms, cost, _ in self._sent:
-            self._add(cost, sent_ms)
+        self._begin(at_ms + left_ms)
+        self._as_of_ms = at_ms
+        return True
 
-    def sent(self, cost: ReplicaCost, branches: int, now_ms: float) -> None:
-        self._sent.append((now_ms, cost, branches))
-        self._add(cost, now_ms)
+    def send(self, takes_ms: float, now_ms: float) -> None:
+        self._sent.append((now_ms, takes_ms))
+        self._free_ms = max(self._free_ms, now_ms) + takes_ms
 
-    def at(self, now_ms: float) -> ReplicaLoad:
+    def left(self, now_ms: float) -> float:
         while self._sent and now_ms - self._sent[0][0] > self.kept_ms:
             self._sent.popleft()
-        wait_ms, loading_ms = max(0.0, self._ready_ms - now_ms), max(0.0, self._loaded_ms - now_ms)
-        return ReplicaLoad(
-            wait_ms, loading_ms, self._branches + sum(branches for _, _, branches in self._sent)
-        )
+        if self._as_of_ms is not None and now_ms - self._as_of_ms > self.lease_ms:
+            self._begin(0.0)
+            self._as_of_ms = None
+        return min(max(0.0, self._free_ms - now_ms), MOST_MS)
 
-    def _add(self, cost: ReplicaCost, sent_ms: float) -> None:
-        self._ready_ms = max(self._ready_ms, sent_ms) + cost.prefill_ms
-        self._loaded_ms = max(self._loaded_ms, sent_ms) + cost.loaded_ms - cost.backlog_ms
+    def _begin(self, free_ms: float) -> None:
+        self._free_ms = free_ms
+        for sent_ms, takes_ms in self._sent:
+            self._free_ms = max(self._free_ms, sent_ms) + takes_ms
+
+
+@dataclass(slots=True)
+class LoadView:
+    """How busy a replica should be. ``links``: its node's, shared with the other replicas there."""
+
+    engine: Backlog
+    links: Backlog
+    _branches: int = 0
+    _branches_ms: float = -MOST_MS  # when it said so
+    _sent: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def told(self, load: ReplicaLoad, now_ms: float) -> None:
+        at_ms = now_ms - load.age_ms
+        self.links.told(load.loading_ms, at_ms)
+        if self.engine.told(load.wait_ms, at_ms):
+            self._branches, self._branches_ms = load.branches, at_ms
+            while self._sent and self._sent[0][0] <= at_ms:
+                self._sent.popleft()
+
+    def sent(self, cost: ReplicaCost, branches: int, now_ms: float) -> None:
+        self.engine.send(cost.prefill_ms, now_ms)
+        self.links.send(cost.loads_ms, now_ms)
+        self._sent.append((now_ms, branches))
+
+    def at(self, now_ms: float) -> ReplicaLoad:
+        while self._sent and now_ms - self._sent[0][0] > self.engine.kept_ms:
+            self._sent.popleft()
+        if now_ms - self._branches_ms > self.engine.lease_ms:
+            self._branches = 0
+        branches = self._branches + sum(branches for _, branches in self._sent)
+        return ReplicaLoad(self.engine.left(now_ms), self.links.left(now_ms), branches)

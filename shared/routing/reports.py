@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shared.errors import InvalidRequest
 from shared.generation.ranges import check_range
-from shared.routing.costs import MOST_KEYS, ChunkKey, Tier
+from shared.routing.costs import MOST_KEYS, ChunkKey, ReplicaLoad, Tier
 
 HELD_TIERS = (Tier.RESIDENT, Tier.MEMORY, Tier.DISK)
 """Those that somebody reports: a replica its engine's, a node the other two."""
@@ -52,8 +52,9 @@ class LaneName:
 
 @dataclass(frozen=True, slots=True)
 class HeldChunks:
-    """Added and removed since ``base_seq``; ``base_seq`` None: a snapshot, ``added`` is all of it. ``epoch``:
-    grows when the holder begins anew, ``seq`` with every change. One without changes, whose ``seq`` is its
+    """Added and removed since ``base_seq``: each key as its last change left it, even where it was so before;
+    ``base_seq`` None: a snapshot, ``added`` is all of it. ``epoch``: grows when the holder begins
+    anew, ``seq`` with every change. One without changes, whose ``seq`` is its
     ``base_seq``, renews the lease.
 
     Raises:
@@ -122,6 +123,22 @@ def read_report(message: Mapping[str, object]) -> HeldChunks:
         _keys("removed", message.get("removed", ())),
         None if base_seq is None else _number("base_seq", base_seq),
     )
+
+
+def plain_load(load: ReplicaLoad) -> dict[str, float | int]:
+    return {"wait_ms": load.wait_ms, "loading_ms": load.loading_ms, "branches": load.branches}
+
+
+def read_load(message: Mapping[str, object], age_ms: float) -> ReplicaLoad:
+    """Inverse of ``plain_load``. ``age_ms``: how old it is, by the clock of who reads.
+
+    Raises:
+        InvalidRequest: names the field that is missing or wrong.
+    """
+    wait_ms, loading_ms, branches = (message.get(name) for name in ("wait_ms", "loading_ms", "branches"))
+    if not isinstance(wait_ms, int | float) or not isinstance(loading_ms, int | float):
+        raise InvalidRequest("wait_ms, loading_ms: a replica says for how many milliseconds it is busy")
+    return ReplicaLoad(wait_ms, loading_ms, branches, age_ms)  # type: ignore[arg-type]  # it checks
 
 
 def _keys(name: str, value: object) -> frozenset[ChunkKey]:

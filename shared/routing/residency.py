@@ -20,9 +20,11 @@ from shared.routing.reports import HELD_TIERS, MOST_HELD, HeldChunks, LaneName, 
 
 @dataclass(slots=True)
 class _LaneView:
-    """``mask``: the replicas for which it counts. ``live``: it counts now."""
+    """``mask``: the slots under which its keys are marked; ``present``: those of replicas that there are, for
+    which it counts. ``live``: it counts now."""
 
     mask: int
+    present: int
     epoch: int = 0
     seq: int = 0
     live: bool = False
@@ -56,41 +58,48 @@ class Residency:
         return self._masks[tier].get(key, 0) & self._live[tier]
 
     def join(self, replica_id: str, node_id: str, slot: int) -> None:
-        """A replica that is new here, under a bit that nobody has."""
+        """A replica that is new here, under a bit that nobody has: best under one that ``vacant`` names."""
         bit = 1 << slot
         self._slots[replica_id], self._node_of[replica_id] = slot, node_id
-        self._lanes.setdefault(LaneName(replica_id, Tier.RESIDENT), _LaneView(bit))
+        self._lanes.setdefault(LaneName(replica_id, Tier.RESIDENT), _LaneView(bit, bit))
         for name in _node_lanes(node_id):
-            lane = self._lanes.setdefault(name, _LaneView(0))
-            lane.mask |= bit
-            self._mark(name.tier, lane.keys, bit)
+            lane = self._lanes.setdefault(name, _LaneView(0, 0))
+            if not lane.mask & bit:
+                lane.mask |= bit
+                self._mark(name.tier, lane.keys, bit)
+            lane.present |= bit
             if lane.live:
                 self._live[name.tier] |= bit
 
     def leave(self, replica_id: str) -> None:
+        """What its node holds stays marked under its bit while others are there, for the next one on that
+        node: it may be as much as 65,536 keys, and replicas are restarted one after the other."""
         node_id, slot = self._node_of.pop(replica_id), self._slots.pop(replica_id)
-        bit = 1 << slot
         for name in (LaneName(replica_id, Tier.RESIDENT), *_node_lanes(node_id)):
             lane = self._lanes[name]
-            lane.mask &= ~bit
-            self._live[name.tier] &= ~bit
-            self._unmark(name.tier, lane.keys, bit)
-            if not lane.mask:
+            lane.present &= ~(1 << slot)
+            self._live[name.tier] &= ~(1 << slot)
+            if not lane.present:
+                self._unmark(name.tier, lane.keys, lane.mask)
                 del self._lanes[name]
                 self._heard.pop(name, None)
+
+    def vacant(self, node_id: str) -> int:
+        """Bits of replicas that have left this node, under which its keys are marked; no other node's replica
+        may have one."""
+        lane = self._lanes.get(next(_node_lanes(node_id)))
+        return 0 if lane is None else lane.mask & ~lane.present
 
     def apply(self, report: HeldChunks, now_ms: float) -> ReportOutcome:
         lane = self._lanes.get(report.lane)
         if lane is None:
             return ReportOutcome.UNKNOWN
         self.expire(now_ms)
-        if lane.live and (report.epoch, report.seq) < (lane.epoch, lane.seq):
+        if lane.live and _is_old(report, lane):
             return ReportOutcome.OLD
         if report.base_seq is None:
             self._replace(report, lane)
-        elif not lane.live or (report.epoch, report.base_seq) != (lane.epoch, lane.seq):
-            if lane.live and (report.epoch, report.seq) == (lane.epoch, lane.seq):
-                return ReportOutcome.OLD
+        elif not lane.live or report.epoch != lane.epoch or report.base_seq > lane.seq:
             self.retire(report.lane)
             return ReportOutcome.SNAPSHOT_NEEDED
         else:
@@ -116,7 +125,7 @@ class Residency:
             self.retire(name)
 
     def contradict(self, replica_id: str, keys: Iterable[ChunkKey]) -> None:
-        """The replica did not have them."""
+        """The replica did not have them. It has them now, or soon, and tells so."""
         lane = self._lanes.get(LaneName(replica_id, Tier.RESIDENT))
         if lane is not None:
             gone = lane.keys.intersection(keys)
@@ -129,9 +138,10 @@ class Residency:
             live = 0
             for name, lane in self._lanes.items():
                 assert lane.live == (name in self._heard), f"{name}: its lease"
-                assert lane.mask, f"{name}: a lane of nobody"
+                assert lane.present, f"{name}: a lane of nobody"
+                assert not lane.present & ~lane.mask, f"{name}: not marked for all"
                 if name.tier is tier:
-                    live |= lane.mask if lane.live else 0
+                    live |= lane.present if lane.live else 0
                     for key in lane.keys:
                         told[key] = told.get(key, 0) | lane.mask
             assert told == self._masks[tier], f"{tier}: the index is not what the lanes say"
@@ -143,7 +153,7 @@ class Residency:
         self._unmark(tier, lane.keys - keys, lane.mask)
         self._mark(tier, keys - lane.keys, lane.mask)
         lane.keys, lane.live = keys, True
-        self._live[tier] |= lane.mask
+        self._live[tier] |= lane.present
 
     def _change(self, report: HeldChunks, lane: _LaneView) -> None:
         gone = report.removed & lane.keys
@@ -165,6 +175,13 @@ class Residency:
                 masks[key] = left
             else:
                 del masks[key]
+
+
+def _is_old(report: HeldChunks, lane: _LaneView) -> bool:
+    """It says nothing that is not known, not even that the holder is there still."""
+    if (report.epoch, report.seq) == (lane.epoch, lane.seq):
+        return report.base_seq is not None and report.base_seq < report.seq
+    return (report.epoch, report.seq) < (lane.epoch, lane.seq)
 
 
 def _node_lanes(node_id: str) -> Iterator[LaneName]:

@@ -9,14 +9,14 @@ fleet that is not larger than that, these are all.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from shared.errors import InvalidRequest
 from shared.routing.costs import ReplicaCost, ReplicaLoad, RoutedQuestion, Tier, WantedChunk
 from shared.routing.decision import RouteDecision, RouteReason
 from shared.routing.fleet import ChunkHolders, Fleet
 from shared.routing.homes import Heat, Homes, num_homes
-from shared.routing.reports import ReportOutcome
+from shared.routing.reports import ReportOutcome, read_load
 from shared.routing.settings import FleetReplica, RoutingCounts, RoutingSettings
 from shared.routing.shortlist import most_first, slots_of, some
 
@@ -59,6 +59,19 @@ class ReplicaRouter:
     def load_told(self, replica_id: str, load: ReplicaLoad, now_ms: float) -> None:
         """Of a replica that there is; of others it says nothing."""
         self._fleet.load_told(replica_id, load, now_ms)
+
+    def load_reported(
+        self, replica_id: str, message: Mapping[str, object], now_ms: float, age_ms: float = 0.0
+    ) -> bool:
+        """``message``: ``reports.plain_load``. False: it makes no sense, which is counted; what the replica
+        said before counts for its lease."""
+        try:
+            load = read_load(message, age_ms)
+        except InvalidRequest:
+            self.counts.reports[ReportOutcome.MALFORMED] += 1
+            return False
+        self.load_told(replica_id, load, now_ms)
+        return True
 
     def rank(
         self, question: RoutedQuestion, now_ms: float, candidates: Iterable[str] | None = None
@@ -126,18 +139,38 @@ class ReplicaRouter:
             return self._fleet.cost(question, holders, slot, now_ms)
 
         costs = {slot: cost(slot) for slot in self._shortlist(holders, among)}
-        heaviest = _heaviest_far(question, min(costs.values(), key=self._weighed))
+        weighed = self._weights(costs.values())
+
+        heaviest = _heaviest_far(question, min(costs.values(), key=weighed))
         homes = [] if heaviest is None else self._homes_of(heaviest, among, now_ms)
         costs |= {slot: cost(slot) for slot in homes if slot not in costs}
-        in_order = sorted(costs.values(), key=self._weighed)
+        in_order = sorted(costs.values(), key=weighed)
         at_home = [costs[slot] for slot in homes if self._worth_waiting(costs[slot], in_order[0])]
-        ranks = self._ranks(in_order)
+        ranks = self._ranks(in_order, weighed)
         if at_home:
-            first = self._ranks(sorted(at_home, key=self._weighed))[0]
+            first = self._ranks(sorted(at_home, key=weighed), weighed)[0]
             others = (tuple(name for name in rank if name not in first) for rank in ranks)
             ranks = (first, *(rank for rank in others if rank))
         reason = self._reason(in_order, bool(at_home), len(ranks[0]))
         return RouteDecision(question, reason, ranks, {one.replica_id: one for one in in_order})
+
+    def _weights(self, costs: Collection[ReplicaCost]) -> Callable[[ReplicaCost], float]:
+        """What an answer takes, and what it costs those that come after it: its work, by patience, and that
+        of engines and of links as many times more as questions queue for them, on average.
+
+        Otherwise routers of a fleet at its limits send questions away from what is held, which is more work,
+        and so on until nothing is held that is asked for. Where it is one replica that is busy, the mean
+        hardly knows, and waiting for it ends."""
+        most_work_ms = max(self._mean_work_ms, *(cost.work_ms for cost in costs), 1.0)
+        engines = sum(cost.wait_ms for cost in costs) / len(costs) / most_work_ms
+        links = sum(cost.backlog_ms for cost in costs) / len(costs) / most_work_ms
+        patience = self._settings.patience
+
+        def weighed(cost: ReplicaCost) -> float:
+            queued_ms = engines * cost.prefill_ms + links * cost.loads_ms
+            return cost.total_ms + patience * cost.work_ms + queued_ms
+
+        return weighed
 
     def _shortlist(self, holders: Sequence[ChunkHolders], among: int) -> set[int]:
         """Of those that hold the most in their engines, of those that hold the most on their nodes, and of
@@ -166,26 +199,26 @@ class ReplicaRouter:
 
     def _worth_waiting(self, home: ReplicaCost, best: ReplicaCost) -> bool:
         """It has to do as little as the best one has, and does not begin later by more than that takes."""
-        later_ms = home.wait_ms + home.pressure_ms - best.wait_ms - best.pressure_ms
+        later_ms = home.delay_ms - best.delay_ms
         return (
             self._as_good(home.work_ms, best.work_ms) and later_ms <= self._settings.patience * best.work_ms
         )
 
-    def _weighed(self, cost: ReplicaCost) -> float:
-        """Work holds others up as well: it counts once more, by patience."""
-        return cost.total_ms + self._settings.patience * cost.work_ms
-
     def _as_good(self, cost_ms: float, best_ms: float) -> bool:
         return cost_ms <= best_ms * (1 + self._settings.tolerance_share) + self._settings.tolerance_ms
 
-    def _ranks(self, in_order: Sequence[ReplicaCost]) -> tuple[tuple[str, ...], ...]:
+    def _ranks(
+        self, in_order: Sequence[ReplicaCost], weighed: Callable[[ReplicaCost], float]
+    ) -> tuple[tuple[str, ...], ...]:
+        """As good are those that differ by a share of the best one's work, however long all of them wait."""
         ranks: list[list[str]] = []
-        head_ms = 0.0
+        most_ms = 0.0
         for cost in in_order:
-            weighed_ms = self._weighed(cost)
-            if not ranks or (len(ranks) < _MOST_RANKS and not self._as_good(weighed_ms, head_ms)):
+            weighed_ms = weighed(cost)
+            if not ranks or (len(ranks) < _MOST_RANKS and weighed_ms > most_ms):
                 ranks.append([])
-                head_ms = weighed_ms
+                share_ms = self._settings.tolerance_share * (weighed_ms - cost.delay_ms)
+                most_ms = weighed_ms + share_ms + self._settings.tolerance_ms
             ranks[-1].append(cost.replica_id)
         return tuple(map(tuple, ranks))
 

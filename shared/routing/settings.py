@@ -16,7 +16,7 @@ class RoutingSettings:
     """
     tolerance_share, tolerance_ms: costs that differ by less are as good as each other.
     patience: how much longer a question may take at a replica, as a share of the loading and prefill that it
-    saves there, since those hold others up; 0: every question goes where it alone is answered soonest.
+    saves there, since those hold others up, where nobody queues; more where many do.
     kept_ms: how long a router's own decisions count.
     lease_ms: how long what a holder told counts without another word from it.
     most_compared: replicas whose costs are taken for one question.
@@ -27,7 +27,7 @@ class RoutingSettings:
 
     tolerance_share: float = 0.05
     tolerance_ms: float = 1.0
-    patience: float = 1.0
+    patience: float = 0.25
     kept_ms: float = 2_000.0
     lease_ms: float = 10_000.0
     most_compared: int = 24
@@ -35,9 +35,13 @@ class RoutingSettings:
     def __post_init__(self) -> None:
         for name in ("tolerance_ms", "kept_ms", "lease_ms"):
             check_time(name, getattr(self, name))
+        rule = "1 ms or more, and longer than it takes a holder to tell"
+        check_range("lease_ms", self.lease_ms, self.lease_ms >= 1, rule)
         for name in ("tolerance_share", "patience"):
-            check_range(name, getattr(self, name), 0 <= getattr(self, name) <= 100, "0 to 100")
-        check_range("most_compared", self.most_compared, 4 <= self.most_compared <= 4096, "4 to 4096")
+            share = getattr(self, name)
+            check_range(name, share, type(share) in (int, float) and 0 <= share <= 100, "0 to 100")
+        most = self.most_compared
+        check_range("most_compared", most, type(most) is int and 4 <= most <= 4096, "4 to 4096")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shared.errors import InvalidRequest
 from shared.routing.costs import Tier
+from shared.routing.journal import HeldJournal
 from shared.routing.reports import MOST_HELD, HeldChunks, LaneName, ReportOutcome, plain, read_report
 from shared.routing.residency import Residency
 
@@ -134,39 +135,88 @@ def test_a_report_survives_its_plain_form() -> None:
         assert read_report(plain(report)) == report
 
 
+def test_changes_that_a_snapshot_had_already_are_no_gap() -> None:
+    journal, residency = HeldJournal(LANE, 1), view()
+    residency.apply(journal.tell(), 0)
+    for key in KEYS:
+        journal.add(key)
+    residency.apply(journal.tell(), 0)
+    journal.remove(1)
+    residency.apply(journal.snapshot(), 0)
+    journal.add(1)
+    journal.remove(2)
+    assert residency.apply(journal.tell(), 0) is ReportOutcome.APPLIED
+    assert held(residency) == set(KEYS) - {2}
+
+
+def test_a_key_that_was_not_there_and_is_again_is_believed_again() -> None:
+    journal, residency = HeldJournal(LANE, 1), view()
+    for key in KEYS:
+        journal.add(key)
+    residency.apply(journal.tell(), 0)
+    residency.contradict("a", [1])
+    assert 1 not in held(residency)
+    journal.remove(1)
+    journal.add(1)  # as a question that found it missing makes it
+    residency.apply(journal.tell(), 0)
+    assert 1 in held(residency)
+
+
+def test_a_journal_tells_no_more_than_it_may() -> None:
+    journal = HeldJournal(LANE, 1, most_held=2)
+    for key in (1, 2, 3):
+        journal.add(key)
+    assert journal.tell().added == {1, 2}
+    journal.remove(3)
+    journal.remove(1)
+    journal.add(4)
+    assert journal.snapshot().added == {2, 4}
+    journal.check_invariants()
+
+
+def test_a_journal_without_changes_renews_the_lease() -> None:
+    journal, residency = HeldJournal(LANE, 1), view()
+    journal.add(1)
+    residency.apply(journal.tell(), 0)
+    assert residency.apply(journal.tell(), 90) is ReportOutcome.APPLIED
+    residency.expire(180)
+    assert held(residency) == {1}
+
+
 class LossyReports(RuleBasedStateMachine):
     """One holder, whose reports are lost, repeated and late: what is seen was true at the moment it tells."""
 
     def __init__(self) -> None:
         super().__init__()
         self.residency, self.now_ms = view(), 0.0
-        self.epoch, self.seq, self.truth = 1, 0, set[int]()
-        self.told_seq = 0
+        self.epoch, self.truth = 1, set[int]()
+        self.journal = HeldJournal(LANE, self.epoch)
         self.past: dict[tuple[int, int], set[int]] = {(1, 0): set()}
         self.on_the_way: list[HeldChunks] = []
         self.seen: tuple[int, int] | None = None
 
-    @rule(keys=st.sets(st.sampled_from(KEYS)))
-    def changes(self, keys: set[int]) -> None:
-        if keys != self.truth:
-            self.truth, self.seq = keys, self.seq + 1
-            self.past[self.epoch, self.seq] = keys
+    @rule(key=st.sampled_from(KEYS), there=st.booleans())
+    def changes(self, key: int, there: bool) -> None:
+        if there:
+            self.journal.add(key)
+            self.truth = self.truth | {key}
+        else:
+            self.journal.remove(key)
+            self.truth = self.truth - {key}
+        self.journal.check_invariants()
+        self.past[self.epoch, self.journal.snapshot().seq] = self.truth
 
     @rule()
     def begins_anew(self) -> None:
-        self.epoch, self.seq, self.told_seq, self.truth = self.epoch + 1, 0, 0, set()
+        self.epoch, self.truth = self.epoch + 1, set()
+        self.journal = HeldJournal(LANE, self.epoch)
         self.past[self.epoch, 0] = set()
 
     @rule(whole=st.booleans())
     def tells(self, whole: bool) -> None:
-        before = self.past[self.epoch, self.told_seq]
-        if whole:
-            report = snapshot(*self.truth, seq=self.seq, epoch=self.epoch)
-        else:
-            report = delta(self.told_seq, self.seq, self.truth - before, before - self.truth, self.epoch)
-        if whole or self.seq > self.told_seq or self.truth == before:
-            self.on_the_way.append(report)
-            self.told_seq = self.seq
+        report = self.journal.snapshot() if whole else self.journal.tell()
+        assert read_report(plain(report)) == report
+        self.on_the_way.append(report)
 
     @rule(which=st.integers(0, 20), again=st.booleans(), passed_ms=st.sampled_from([0.0, 60.0, 150.0]))
     def arrives(self, which: int, again: bool, passed_ms: float) -> None:
