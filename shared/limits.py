@@ -101,6 +101,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "AnswerRequest.questions": ("entries", "question_bytes"),
     "DeleteChunksRequest.chunk_ids": ("ids", "name_bytes"),
     "DeleteDocumentsRequest.document_ids": ("ids", "name_bytes"),
+    "EmbedRequest.texts": ("entries", "text_bytes"),
     "EncodeRequest.chunks": ("chunks",),
     "FeedbackRequest.comment": ("question_bytes",),
     "ForestMerge.sources": ("entries",),

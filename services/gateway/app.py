@@ -56,8 +56,9 @@ class Gateway(GatewayHandlers):
         if config.shadow.share and fetcher is not None:
             shadow = Shadow(config.shadow, generator, Reference(generator, fetcher))
         self.metrics = metrics_of_replica(self.application, config.deployment.metrics)
+        retrieval = RetrievalClient(transports["retrieval"])
         pipeline = Pipeline(
-            RetrievalClient(transports["retrieval"]),
+            retrieval,
             generator,
             config,
             Prefetching(fetcher),
@@ -81,6 +82,8 @@ class Gateway(GatewayHandlers):
             door=self.door,
             metrics=gathered,
             recorder=self.recorder,
+            counts=self.metrics,
+            embedder=retrieval,
         )
         super().__init__(
             answering, health, config.status_timeout_s, config.addresses, feedback, shadow, fetcher

@@ -45,10 +45,12 @@ class RefusalConfig:
 class HttpConfig:
     """
     model: the name by which OpenAI's clients ask for the model; filled in from `model`.
+    embedder: the name by which they ask for vectors; filled in from `retrieval.embedder`.
     max_body_bytes: of a request; what is larger is refused.
     """
 
     model: str = ""
+    embedder: str = "minilm"
     max_body_bytes: int = 1 << 20
 
     def __post_init__(self) -> None:

@@ -27,6 +27,7 @@ ROLES: Mapping[str, Role | None] = {
     "Ingest.Refresh": Role.ADMIN,
     "Ingest.Health": ANYBODY,
     "Retrieval.Search": Role.READER,
+    "Retrieval.Embed": Role.READER,
     "Retrieval.ListCollections": Role.READER,
     "Retrieval.AdoptIndex": Role.INTERNAL,
     "Retrieval.Index": Role.INTERNAL,

@@ -40,7 +40,12 @@ def text_of(answer: Any) -> str:
 
 
 def test_the_model_is_listed_by_the_name_that_the_operator_used(stack: Stack) -> None:
-    assert [model.id for model in client_of(stack).models.list().data] == ["demo", "demo:full", "demo:auto"]
+    assert [model.id for model in client_of(stack).models.list().data] == [
+        "demo",
+        "demo:full",
+        "demo:auto",
+        "minilm",
+    ]
 
 
 def test_prompts_of_the_older_kind_are_answered_as_questions_with_log_probabilities(stack: Stack) -> None:

@@ -561,6 +561,10 @@ INFOS = tuples(
                 FACTS,
             ),
         ),
+        (
+            retrieval.EMBEDDED,
+            st.builds(search.EmbeddedTexts, TEXT, tuples(st.lists(FLOATS, max_size=3).map(tuple)), NUMBERS),
+        ),
         (retrieval.IDS, st.builds(search.IndexedIds, tuples(TEXT), st.booleans())),
         (
             HEALTH,

@@ -19,8 +19,10 @@ from services.gateway.http.bodies import MODES, QuestionBody
 from services.gateway.http.body_limit import BodyLimit
 from services.gateway.http.caller_check import CallerCheck, caller_of, refusal_on_record
 from services.gateway.http.completions import ChatCompletion, ChatForm
+from services.gateway.http.door import HttpDoor
+from services.gateway.http.embeddings import add_embeddings
 from services.gateway.http.errors import (
-    ApiErrorBody,
+    API_ERRORS,
     ModelNotServed,
     on_error,
     on_http_error,
@@ -33,7 +35,7 @@ from services.gateway.http.requests import ChatRequest
 from services.gateway.http.streaming import ChunkStream
 from services.gateway.http.text_completions import TextCompletion, TextForm
 from services.gateway.http.text_requests import TextRequest
-from services.gateway.ports import Answering
+from services.gateway.ports import Answering, TextEmbedder
 from shared import log as logs
 from shared.admission.entrance import Entrance
 from shared.answer import AnswerDone, AnswerEvent
@@ -44,6 +46,7 @@ from shared.generation.orders import Auto
 from shared.limits import DEFAULT_LIMITS, RequestLimits, check_request
 from shared.metrics.node import CONTENT_TYPE as METRICS_TYPE
 from shared.metrics.node import PATH as METRICS_PATH
+from shared.metrics.recorder import Metrics
 from shared.principals.callers import Callers
 from shared.request import RequestContext
 from shared.streams import until, within
@@ -53,7 +56,6 @@ from shared.wire.answer import INQUIRY
 
 _CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
 _LISTED = (ReuseMode.FULL, Auto.AUTO)
-_ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ApiErrorBody}, "5XX": {"model": ApiErrorBody}}
 
 
 _STREAMED: dict[int | str, dict[str, Any]] = {
@@ -68,7 +70,7 @@ class Health(BaseModel):
 
 
 class ModelExtension(BaseModel):
-    """``modes``: of reuse, that ``mode`` may name."""
+    """``modes``: of reuse, that ``mode`` may name; none of the embedder."""
 
     modes: list[str]
 
@@ -95,10 +97,13 @@ def http_app(
     door: Entrance | None = None,
     metrics: Callable[[], str] | None = None,
     recorder: Recorder | None = None,
+    counts: Metrics | None = None,
+    embedder: TextEmbedder | None = None,
 ) -> FastAPI:
     """``limits``, ``door``: as of the same question by gRPC. ``callers``: who may ask, None: everybody.
     ``clock``: seconds since 1970. ``metrics``: what Prometheus is told; blocks. ``recorder``: of those who
-    are refused, None: nobody is on record."""
+    are refused, and of changes, None: nobody is on record. ``counts``: of calls that are no questions.
+    ``embedder``: None: there are no embeddings."""
     door = door or Entrance(limits.per_principal)
     app = FastAPI(
         title="kvquilt",
@@ -121,24 +126,30 @@ def http_app(
             )
         return ServedModel(id=name, kvquilt=ModelExtension(modes=[mode] if mode else list(map(str, MODES))))
 
-    @app.get("/health", responses=_ERRORS)
+    def listed(name: str) -> ServedModel:
+        if embedder is not None and name == config.embedder:
+            return ServedModel(id=name, kvquilt=ModelExtension(modes=[]))
+        return served(name)
+
+    @app.get("/health", responses=API_ERRORS)
     async def health() -> Health:
         return Health()
 
-    @app.get("/v1/models", responses=_ERRORS)
+    @app.get("/v1/models", responses=API_ERRORS)
     async def models() -> ServedModels:
         names = (config.model, *(f"{config.model}:{mode}" for mode in _LISTED))
-        return ServedModels(data=list(map(served, names)))
+        embedders = () if embedder is None else (config.embedder,)
+        return ServedModels(data=list(map(listed, (*names, *embedders))))
 
-    @app.get("/v1/models/{model:path}", responses=_ERRORS)
+    @app.get("/v1/models/{model:path}", responses=API_ERRORS)
     async def model(model: str) -> ServedModel:
-        return served(model)
+        return listed(model)
 
-    @app.post(_CHAT, response_model=ChatCompletion, responses=_ERRORS | _STREAMED)
+    @app.post(_CHAT, response_model=ChatCompletion, responses=API_ERRORS | _STREAMED)
     async def chat_completions(request: ChatRequest, http: Request) -> Response:
         return await answer_to(request, http, ChatForm)
 
-    @app.post(_TEXT, response_model=TextCompletion, responses=_ERRORS | _STREAMED)
+    @app.post(_TEXT, response_model=TextCompletion, responses=API_ERRORS | _STREAMED)
     async def completions(request: TextRequest, http: Request) -> Response:
         return await answer_to(request, http, TextForm)
 
@@ -183,6 +194,9 @@ def http_app(
             return ChunkStream(await anext(growing), growing)
         return JSONResponse((await whole_answer(form(head), events)).model_dump())
 
+    passing = HttpDoor(door, limits, recorder, counts)
+    if embedder is not None:
+        add_embeddings(app, passing, embedder, config.embedder)
     if metrics is not None:
 
         @app.get(METRICS_PATH, include_in_schema=False)
