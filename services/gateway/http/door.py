@@ -4,6 +4,7 @@ that do the same."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import Request, Response
@@ -11,6 +12,7 @@ from fastapi.responses import JSONResponse
 from google.protobuf.message import Message
 from opentelemetry.trace import SpanKind
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 
 from services.gateway.http.caller_check import caller_of, refusal_on_record
 from services.gateway.http.errors import NO_NAMES, response_to, told
@@ -65,6 +67,9 @@ class HttpDoor:
                 request = asked()
                 check_request(request, self.limits)
                 answer = await self._let_in(http, ctx, request.ByteSize() + num_bytes, work)
+            except HTTPException as error:  # of a body that is too large
+                outcome.code = HTTPStatus(error.status_code).name
+                raise
             except Exception as error:  # Starlette would raise it again, for Serve to tell its trace
                 outcome.failed(error)
                 await self._failed(http, method, error, ctx, request)

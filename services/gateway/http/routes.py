@@ -29,12 +29,17 @@ from services.gateway.http.errors import (
     on_invalid,
     response_to,
 )
+from services.gateway.http.file_routes import PATH as UPLOADS
+from services.gateway.http.file_routes import add_files
 from services.gateway.http.forms import AnswerForm, chunks, whole_answer
 from services.gateway.http.heard import AnswerHead
+from services.gateway.http.member_routes import add_batches, add_members
 from services.gateway.http.requests import ChatRequest
+from services.gateway.http.store_routes import add_stores
 from services.gateway.http.streaming import ChunkStream
 from services.gateway.http.text_completions import TextCompletion, TextForm
 from services.gateway.http.text_requests import TextRequest
+from services.gateway.kept.kept import Kept
 from services.gateway.ports import Answering, TextEmbedder
 from shared import log as logs
 from shared.admission.entrance import Entrance
@@ -55,6 +60,8 @@ from shared.tracing.spans import StageSpan, traced_stream
 from shared.wire.answer import INQUIRY
 
 _CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
+_AROUND_FILE_BYTES = 64 << 10
+"""What multipart/form-data puts around a file, and the fields beside it."""
 _LISTED = (ReuseMode.FULL, Auto.AUTO)
 
 
@@ -99,11 +106,12 @@ def http_app(
     recorder: Recorder | None = None,
     counts: Metrics | None = None,
     embedder: TextEmbedder | None = None,
+    kept: Kept | None = None,
 ) -> FastAPI:
     """``limits``, ``door``: as of the same question by gRPC. ``callers``: who may ask, None: everybody.
     ``clock``: seconds since 1970. ``metrics``: what Prometheus is told; blocks. ``recorder``: of those who
     are refused, and of changes, None: nobody is on record. ``counts``: of calls that are no questions.
-    ``embedder``: None: there are no embeddings."""
+    ``embedder``: None: there are no embeddings. ``kept``: None: there are neither files nor vector stores."""
     door = door or Entrance(limits.per_principal)
     app = FastAPI(
         title="kvquilt",
@@ -115,7 +123,8 @@ def http_app(
             HTTPException: on_http_error,
         },
     )
-    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    uploads = {UPLOADS: min(config.max_upload_bytes + _AROUND_FILE_BYTES, limits.upsert_bytes)}
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes, others=uploads)
     app.add_middleware(CallerCheck, callers=callers, recorder=recorder)  # the last one is asked first
 
     def served(name: str) -> ServedModel:
@@ -197,6 +206,11 @@ def http_app(
     passing = HttpDoor(door, limits, recorder, counts)
     if embedder is not None:
         add_embeddings(app, passing, embedder, config.embedder)
+    if kept is not None:
+        add_files(app, passing, kept.files, uploads[UPLOADS])
+        add_stores(app, passing, kept.stores, kept.members, kept.searching)
+        add_members(app, passing, kept.members)
+        add_batches(app, passing, kept.batches)
     if metrics is not None:
 
         @app.get(METRICS_PATH, include_in_schema=False)
