@@ -100,8 +100,9 @@ class FakeIndex:
 
 @dataclass
 class World:
-    """``pauses``: that attachments made."""
+    """``pauses``: that attachments made. ``store_directory``: of the store."""
 
+    store_directory: Path
     store: Agent
     ingestion: FakeIngestion
     index: FakeIndex
@@ -130,7 +131,7 @@ class World:
         config = GatewayConfig(http=http or HttpConfig("tiny", max_upload_bytes=200_000))
         pipeline = Pipeline(index, FakeGenerator({}), config, Prefetching(None))
         app = http_app(pipeline, config.http, limits, door=entrance, kept=kept, **others)
-        return cls(store, ingestion, index, kept, app, pauses)
+        return cls(directory, store, ingestion, index, kept, app, pauses)
 
     def restarted(self) -> World:
         """Another replica of the gateway over the same store."""
