@@ -9,7 +9,6 @@ from typing import Any
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
-from google.protobuf.message import Message
 from opentelemetry.trace import SpanKind
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -17,6 +16,7 @@ from starlette.exceptions import HTTPException
 from services.gateway.http.caller_check import caller_of, refusal_on_record
 from services.gateway.http.errors import NO_NAMES, response_to, told
 from services.gateway.http.headers import context_of
+from services.gateway.http.messages import WireRequest
 from shared import log as logs
 from shared.admission.entrance import Entrance
 from shared.audit import OK
@@ -48,7 +48,7 @@ class HttpDoor:
         self,
         http: Request,
         method: str,
-        asked: Callable[[], Message],
+        asked: Callable[[], WireRequest],
         work: Work,
         names: Mapping[str, str] = NO_NAMES,
         num_bytes: int = 0,
@@ -59,7 +59,7 @@ class HttpDoor:
         and for the record. names: of the request's fields, as they are over HTTP. num_bytes: of files.
         """
         ctx: RequestContext | None = None
-        request: Message | None = None
+        request: WireRequest | None = None
         with counted(self, method) as outcome:
             try:
                 ctx = context_of(http.headers, caller_of(http.scope))
@@ -96,13 +96,13 @@ class HttpDoor:
         method: str,
         error: Exception,
         ctx: RequestContext | None,
-        request: Message | None,
+        request: WireRequest | None,
     ) -> None:
         if request is None or ctx is None or method not in ACTIONS:
             await refusal_on_record(self._recorder, http.scope, error, ctx)
         else:
             await self._on_record(method, request, ctx, told(error).code)
 
-    async def _on_record(self, method: str, request: Message, ctx: RequestContext, outcome: str) -> None:
+    async def _on_record(self, method: str, request: WireRequest, ctx: RequestContext, outcome: str) -> None:
         if self._recorder is not None and method in ACTIONS:
             await on_record(self._recorder.called(method, request, ctx, outcome))

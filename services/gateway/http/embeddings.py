@@ -11,10 +11,10 @@ from typing import Any, Literal
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, Field, field_validator
 
-from protos.kvquilt.v1 import retrieval_pb2
 from services.gateway.http.bodies import MAX_NUMBER, BodyText, Lenient, check_parameters
 from services.gateway.http.door import HttpDoor
 from services.gateway.http.errors import API_ERRORS, ModelNotServed
+from services.gateway.http.messages import WireRequest, embedding
 from services.gateway.ports import TextEmbedder
 from shared.errors import InvalidRequest
 from shared.request import RequestContext
@@ -82,9 +82,9 @@ def add_embeddings(app: FastAPI, door: HttpDoor, embedder: TextEmbedder, model: 
 
     @app.post("/v1/embeddings", response_model=Embeddings, responses=API_ERRORS)
     async def embeddings(body: EmbeddingRequest, http: Request) -> Response:
-        def asked() -> retrieval_pb2.EmbedRequest:
+        def asked() -> WireRequest:
             _check(body, model)
-            return retrieval_pb2.EmbedRequest(texts=body.texts, queries=body.input_type == "query")
+            return embedding(body.texts, body.input_type == "query")
 
         async def work(ctx: RequestContext) -> Embeddings:
             found = await embedder.embed(ctx, body.texts, body.input_type == "query")

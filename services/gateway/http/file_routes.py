@@ -8,10 +8,10 @@ from urllib.parse import quote
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 
-from protos.kvquilt.v1 import ingest_pb2, kv_store_pb2
 from services.gateway.http.door import HttpDoor
 from services.gateway.http.errors import API_ERRORS
 from services.gateway.http.headers import is_retry
+from services.gateway.http.messages import dropping, keeping, listing
 from services.gateway.http.paging import AskedPage, ListBody, listed
 from services.gateway.http.uploads import SCHEMA, upload_of
 from services.gateway.kept.files import KIND, Files, KeptFile
@@ -50,11 +50,11 @@ def add_files(app: FastAPI, door: HttpDoor, files: Files, max_bytes: int) -> Non
 
     @app.post(PATH, response_model=FileBody, responses=API_ERRORS, openapi_extra={"requestBody": SCHEMA})
     async def upload(http: Request) -> Response:
-        asked = kv_store_pb2.PutItemRequest()
+        asked = keeping(KIND)
 
         async def work(ctx: RequestContext) -> FileBody:
             file = await files.keep(ctx, await upload_of(http), is_retry(http.headers))
-            asked.item.kind, asked.item.id = KIND, file.id  # for the record
+            asked.item.id = file.id  # for the record
             return told(file)
 
         declared = http.headers.get("content-length", "")
@@ -67,15 +67,14 @@ def add_files(app: FastAPI, door: HttpDoor, files: Files, max_bytes: int) -> Non
             page = await files.page(ctx, asked, purpose)
             return FileList(**listed(list(map(told, page.values)), page.has_more))
 
-        listing = ingest_pb2.ListDocumentsRequest(start_after=asked.after)
-        return await door.through(http, "ListDocuments", lambda: listing, work)
+        return await door.through(http, "ListDocuments", lambda: listing("", asked.after), work)
 
     @app.get(PATH + "/{file_id}", response_model=FileBody, responses=API_ERRORS)
     async def retrieve(http: Request, file_id: str) -> Response:
         async def work(ctx: RequestContext) -> FileBody:
             return told(await files.get(ctx, file_id))
 
-        return await door.through(http, "ListDocuments", ingest_pb2.ListDocumentsRequest, work)
+        return await door.through(http, "ListDocuments", listing, work)
 
     @app.get(PATH + "/{file_id}/content", response_class=Response, responses=API_ERRORS)
     async def content(http: Request, file_id: str) -> Response:
@@ -89,7 +88,7 @@ def add_files(app: FastAPI, door: HttpDoor, files: Files, max_bytes: int) -> Non
             }
             return Response(data, media_type="application/octet-stream", headers=headers)
 
-        return await door.through(http, "ListDocuments", ingest_pb2.ListDocumentsRequest, work)
+        return await door.through(http, "ListDocuments", listing, work)
 
     @app.delete(PATH + "/{file_id}", response_model=FileDeletedBody, responses=API_ERRORS)
     async def delete(http: Request, file_id: str) -> Response:
@@ -97,8 +96,7 @@ def add_files(app: FastAPI, door: HttpDoor, files: Files, max_bytes: int) -> Non
             await files.delete(ctx, file_id)
             return FileDeletedBody(id=file_id)
 
-        asked = kv_store_pb2.DeleteItemRequest(kind=KIND, id=file_id)
-        return await door.through(http, "DeleteItem", lambda: asked, work)
+        return await door.through(http, "DeleteItem", lambda: dropping(KIND, file_id), work)
 
 
 def told(file: KeptFile) -> FileBody:

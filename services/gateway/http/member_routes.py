@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import FastAPI, Request, Response
 
-from protos.kvquilt.v1 import ingest_pb2
 from services.gateway.http.door import HttpDoor
 from services.gateway.http.errors import API_ERRORS
+from services.gateway.http.messages import WireRequest, deleting, upserting
 from services.gateway.http.paging import AskedPage, listed
 from services.gateway.http.store_bodies import (
     AttachRequest,
@@ -16,7 +18,7 @@ from services.gateway.http.store_bodies import (
     MemberDeletedBody,
     MemberList,
 )
-from services.gateway.http.store_routes import ONE, listing, upserting
+from services.gateway.http.store_routes import ONE, listing_of
 from services.gateway.kept.attaching import Status
 from services.gateway.kept.batches import Batches
 from services.gateway.kept.members import Members
@@ -30,7 +32,7 @@ _FILES, _BATCHES = ONE + "/files", ONE + "/file_batches"
 def add_members(app: FastAPI, door: HttpDoor, members: Members) -> None:
     @app.post(_FILES, response_model=MemberBody, responses=API_ERRORS)
     async def attach(body: AttachRequest, http: Request, store_id: str) -> Response:
-        def asked() -> ingest_pb2.UpsertRequest:
+        def asked() -> WireRequest:
             check_id(store_id)
             body.check()
             return upserting(store_id, [body.file_id])
@@ -46,20 +48,20 @@ def add_members(app: FastAPI, door: HttpDoor, members: Members) -> None:
             page = await members.page(ctx, store_id, asked, _status(filter))
             return MemberList(**listed(list(map(MemberBody.of, page.values)), page.has_more))
 
-        return await door.through(http, "ListDocuments", listing(store_id), work)
+        return await door.through(http, "ListDocuments", partial(listing_of, store_id), work)
 
     @app.get(_FILES + "/{file_id}", response_model=MemberBody, responses=API_ERRORS)
     async def retrieve(http: Request, store_id: str, file_id: str) -> Response:
         async def work(ctx: RequestContext) -> MemberBody:
             return MemberBody.of(await members.get(ctx, store_id, file_id))
 
-        return await door.through(http, "ListDocuments", listing(store_id), work)
+        return await door.through(http, "ListDocuments", partial(listing_of, store_id), work)
 
     @app.delete(_FILES + "/{file_id}", response_model=MemberDeletedBody, responses=API_ERRORS)
     async def detach(http: Request, store_id: str, file_id: str) -> Response:
-        def asked() -> ingest_pb2.DeleteDocumentsRequest:
+        def asked() -> WireRequest:
             check_id(store_id)
-            return ingest_pb2.DeleteDocumentsRequest(collection=store_id, document_ids=[file_id])
+            return deleting(store_id, [file_id])
 
         async def work(ctx: RequestContext) -> MemberDeletedBody:
             await members.detach(ctx, store_id, file_id)
@@ -71,7 +73,7 @@ def add_members(app: FastAPI, door: HttpDoor, members: Members) -> None:
 def add_batches(app: FastAPI, door: HttpDoor, batches: Batches) -> None:
     @app.post(_BATCHES, response_model=BatchBody, responses=API_ERRORS)
     async def create(body: BatchRequest, http: Request, store_id: str) -> Response:
-        def asked() -> ingest_pb2.UpsertRequest:
+        def asked() -> WireRequest:
             check_id(store_id)
             return upserting(store_id, [file_id for file_id, _ in body.named()])
 
@@ -85,11 +87,11 @@ def add_batches(app: FastAPI, door: HttpDoor, batches: Batches) -> None:
         async def work(ctx: RequestContext) -> BatchBody:
             return BatchBody.of(await batches.get(ctx, store_id, batch_id))
 
-        return await door.through(http, "ListDocuments", listing(store_id), work)
+        return await door.through(http, "ListDocuments", partial(listing_of, store_id), work)
 
     @app.post(_BATCHES + "/{batch_id}/cancel", response_model=BatchBody, responses=API_ERRORS)
     async def cancel(http: Request, store_id: str, batch_id: str) -> Response:
-        def asked() -> ingest_pb2.UpsertRequest:
+        def asked() -> WireRequest:
             check_id(store_id)
             return upserting(store_id, [])
 

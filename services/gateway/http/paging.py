@@ -8,7 +8,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from fastapi import Depends, Query
 from pydantic import BaseModel
 
-from services.gateway.kept.paging import MAX_LIMIT, Asked
+from services.gateway.kept.paging import MAX_LIMIT, PageAsked
 from shared.errors import InvalidRequest
 
 ItemT = TypeVar("ItemT", bound=BaseModel)
@@ -35,14 +35,14 @@ def _asked(
     after: str = "",
     order: Literal["asc", "desc"] = "desc",
     before: str = "",
-) -> Asked:
+) -> PageAsked:
     """
     Raises:
         InvalidRequest: names what is not supported.
     """
     if before:
         raise InvalidRequest("before: is not supported; turn pages by after, in the other order")
-    return Asked(limit, after, order == "desc")
+    return PageAsked(limit, after, order == "desc")
 
 
-AskedPage = Annotated[Asked, Depends(_asked)]
+AskedPage = Annotated[PageAsked, Depends(_asked)]

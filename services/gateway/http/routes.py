@@ -39,7 +39,7 @@ from services.gateway.http.store_routes import add_stores
 from services.gateway.http.streaming import ChunkStream
 from services.gateway.http.text_completions import TextCompletion, TextForm
 from services.gateway.http.text_requests import TextRequest
-from services.gateway.kept.kept import Kept
+from services.gateway.kept.kept import KeptThings
 from services.gateway.ports import Answering, TextEmbedder
 from shared import log as logs
 from shared.admission.entrance import Entrance
@@ -106,7 +106,7 @@ def http_app(
     recorder: Recorder | None = None,
     counts: Metrics | None = None,
     embedder: TextEmbedder | None = None,
-    kept: Kept | None = None,
+    kept: KeptThings | None = None,
 ) -> FastAPI:
     """``limits``, ``door``: as of the same question by gRPC. ``callers``: who may ask, None: everybody.
     ``clock``: seconds since 1970. ``metrics``: what Prometheus is told; blocks. ``recorder``: of those who

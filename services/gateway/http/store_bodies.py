@@ -11,9 +11,9 @@ from services.gateway.http.bodies import BodyText, Lenient, check_extra, check_p
 from services.gateway.http.paging import ListBody
 from services.gateway.kept.attaching import Status
 from services.gateway.kept.attributes import Attribute, Attributes, filters_of
-from services.gateway.kept.batches import Batch
+from services.gateway.kept.batches import FileBatch
 from services.gateway.kept.members import Member
-from services.gateway.kept.searching import AskedSearch, Found
+from services.gateway.kept.searching import FoundChunk, StoreSearch
 from services.gateway.kept.stores import NewStore, VectorStore
 from shared.errors import InvalidRequest, UnreadableDocument
 
@@ -107,7 +107,7 @@ class SearchRequest(Lenient):
             return dict.fromkeys(("queries", "queries[0]"), "query")
         return {f"queries[{i}]": f"query[{i}]" for i in range(len(self.query))} | {"queries": "query"}
 
-    def asked(self, store_id: str) -> AskedSearch:
+    def asked(self, store_id: str) -> StoreSearch:
         """
         Raises:
             InvalidRequest: names what is wrong or not supported.
@@ -122,7 +122,7 @@ class SearchRequest(Lenient):
                 f"ranking_options.ranker: {options.ranker!r} is not supported; auto is: what ranks is set by "
                 "retrieval.reranker, for all"
             )
-        return AskedSearch(
+        return StoreSearch(
             store_id,
             tuple(self.queries),
             self.max_num_results,
@@ -225,7 +225,7 @@ class BatchBody(BaseModel):
     file_counts: FileCounts
 
     @classmethod
-    def of(cls, batch: Batch) -> BatchBody:
+    def of(cls, batch: FileBatch) -> BatchBody:
         return cls(
             id=batch.id,
             created_at=int(batch.created_s),
@@ -250,7 +250,7 @@ class FoundBody(BaseModel):
     content: list[FoundText]
 
     @classmethod
-    def of(cls, found: Found) -> FoundBody:
+    def of(cls, found: FoundChunk) -> FoundBody:
         return cls(
             file_id=found.file_id,
             filename=found.filename,

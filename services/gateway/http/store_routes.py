@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 from fastapi import FastAPI, Request, Response
 
-from protos.kvquilt.v1 import ingest_pb2, retrieval_pb2
 from services.gateway.http.door import HttpDoor
 from services.gateway.http.errors import API_ERRORS
 from services.gateway.http.headers import is_retry
+from services.gateway.http.messages import WireRequest, deleting, listing, upserting
+from services.gateway.http.messages import searching as searching_for
 from services.gateway.http.paging import AskedPage, listed
 from services.gateway.http.store_bodies import (
     FoundBody,
@@ -21,10 +22,9 @@ from services.gateway.http.store_bodies import (
     StoreRequest,
 )
 from services.gateway.kept.members import Members
-from services.gateway.kept.searching import AskedSearch, Searching
+from services.gateway.kept.searching import Searching
 from services.gateway.kept.stores import VectorStores, check_id
 from shared.request import RequestContext
-from shared.wire.retrieval import FILTER
 
 PATH = "/v1/vector_stores"
 ONE = PATH + "/{store_id}"
@@ -36,7 +36,7 @@ def add_stores(
 ) -> None:
     @app.post(PATH, response_model=StoreBody, responses=API_ERRORS)
     async def create(body: StoreRequest, http: Request) -> Response:
-        def asked() -> ingest_pb2.UpsertRequest:
+        def asked() -> WireRequest:
             body.new()
             return upserting(body.name or "", body.file_ids or [])
 
@@ -54,20 +54,20 @@ def add_stores(
             page = await stores.page(ctx, asked)
             return StoreList(**listed(list(map(StoreBody.of, page.values)), page.has_more))
 
-        return await door.through(http, "ListDocuments", listing(""), work)
+        return await door.through(http, "ListDocuments", listing, work)
 
     @app.get(ONE, response_model=StoreBody, responses=API_ERRORS)
     async def retrieve(http: Request, store_id: str) -> Response:
         async def work(ctx: RequestContext) -> StoreBody:
             return StoreBody.of(await stores.get(ctx, store_id))
 
-        return await door.through(http, "ListDocuments", listing(store_id), work)
+        return await door.through(http, "ListDocuments", partial(listing_of, store_id), work)
 
     @app.delete(ONE, response_model=StoreDeletedBody, responses=API_ERRORS)
     async def delete(http: Request, store_id: str) -> Response:
-        def asked() -> ingest_pb2.DeleteDocumentsRequest:
+        def asked() -> WireRequest:
             check_id(store_id)
-            return ingest_pb2.DeleteDocumentsRequest(collection=store_id, all=True)
+            return deleting(store_id)
 
         async def work(ctx: RequestContext) -> StoreDeletedBody:
             await stores.delete(ctx, store_id)
@@ -77,9 +77,9 @@ def add_stores(
 
     @app.post(ONE + "/search", response_model=SearchPage, responses=API_ERRORS)
     async def search(body: SearchRequest, http: Request, store_id: str) -> Response:
-        def asked() -> retrieval_pb2.SearchRequest:
+        def asked() -> WireRequest:
             check_id(store_id)
-            return _searching(body.asked(store_id))
+            return searching_for(body.asked(store_id))
 
         async def work(ctx: RequestContext) -> SearchPage:
             found = await searching.search(ctx, body.asked(store_id))
@@ -88,27 +88,10 @@ def add_stores(
         return await door.through(http, "Search", asked, work, body.names)
 
 
-def listing(store_id: str) -> Callable[[], ingest_pb2.ListDocumentsRequest]:
-    """What the RPC would be asked, of a store or (empty) of all."""
-
-    def asked() -> ingest_pb2.ListDocumentsRequest:
-        if store_id:
-            check_id(store_id)
-        return ingest_pb2.ListDocumentsRequest(collection=store_id)
-
-    return asked
-
-
-def upserting(store_id: str, file_ids: list[str]) -> ingest_pb2.UpsertRequest:
-    """What the RPC would be asked, without contents."""
-    documents = [ingest_pb2.SourceDocument(document_id=file_id) for file_id in file_ids]
-    return ingest_pb2.UpsertRequest(collection=store_id, documents=documents)
-
-
-def _searching(asked: AskedSearch) -> retrieval_pb2.SearchRequest:
-    return retrieval_pb2.SearchRequest(
-        collection=asked.store_id,
-        queries=asked.queries,
-        k=asked.num,
-        filters=map(FILTER.to_pb, asked.filters),
-    )
+def listing_of(store_id: str) -> WireRequest:
+    """
+    Raises:
+        NotFound: no store has such an id.
+    """
+    check_id(store_id)
+    return listing(store_id)

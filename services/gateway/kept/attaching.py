@@ -51,7 +51,7 @@ class Status(enum.StrEnum):
     CANCELLED = "cancelled"
 
 
-class Ingesting(Protocol):
+class Upserting(Protocol):
     def upsert(
         self, ctx: RequestContext, collection: str, documents: Sequence[SourceDocument]
     ) -> AsyncGenerator[UpsertProgress, None]: ...
@@ -63,7 +63,7 @@ class Attaching:
     def __init__(
         self,
         items: ItemStore,
-        ingestion: Ingesting,
+        ingestion: Upserting,
         entrance: Entrance,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:

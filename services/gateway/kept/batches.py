@@ -26,7 +26,7 @@ _CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class FileBatch:
     """``counts``: of its files, by what became of them; one that was detached since counts as completed."""
 
     id: str
@@ -48,7 +48,7 @@ class Batches:
 
     async def create(
         self, ctx: RequestContext, store_id: str, files: Sequence[tuple[str, Attributes]]
-    ) -> Batch:
+    ) -> FileBatch:
         """Noted durably when it returns, with all its files.
 
         Raises:
@@ -70,14 +70,14 @@ class Batches:
             await self._attaching.note(ctx, store_id, file, metadata)
         return await self._told(ctx, batch)
 
-    async def get(self, ctx: RequestContext, store_id: str, batch_id: str) -> Batch:
+    async def get(self, ctx: RequestContext, store_id: str, batch_id: str) -> FileBatch:
         """
         Raises:
             NotFound: there is none.
         """
         return await self._told(ctx, await self._item(ctx, store_id, batch_id))
 
-    async def cancel(self, ctx: RequestContext, store_id: str, batch_id: str) -> Batch:
+    async def cancel(self, ctx: RequestContext, store_id: str, batch_id: str) -> FileBatch:
         """Of its files those that are no documents yet become none. Raises like ``get``."""
         item = await self._item(ctx, store_id, batch_id)
         item = await self._items.put_item(
@@ -103,11 +103,11 @@ class Batches:
         notes = await all_items(self._items, ctx, ATTACHMENT, f"{store_id}/")
         return [note for note in notes if note.id in ids]
 
-    async def _told(self, ctx: RequestContext, item: Item) -> Batch:
+    async def _told(self, ctx: RequestContext, item: Item) -> FileBatch:
         notes = await self._notes(ctx, item)
         for note in notes:
             self._attaching.go_on(ctx, note)
         counts = Counter(map(status_of, notes))
         counts[Status.COMPLETED] = len(json.loads(item.fields["file_ids"])) - len(notes)
         store_id, _, batch_id = item.id.partition("/")
-        return Batch(batch_id, store_id, item.created_s, counts, _CANCELLED in item.fields)
+        return FileBatch(batch_id, store_id, item.created_s, counts, _CANCELLED in item.fields)

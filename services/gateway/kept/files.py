@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.gateway.kept.paging import Asked, Page
+from services.gateway.kept.paging import ListedPage, PageAsked
 from shared.errors import InvalidRequest, NotFound
 from shared.kv_items import Expected, Item
 from shared.kv_stores import ItemStore
@@ -79,7 +79,7 @@ class Files:
         item, content = await self._items.get_item(ctx, KIND, checked_id(file_id), with_content=True)
         return file_of(item), content
 
-    async def page(self, ctx: RequestContext, asked: Asked, purpose: str = "") -> Page[KeptFile]:
+    async def page(self, ctx: RequestContext, asked: PageAsked, purpose: str = "") -> ListedPage[KeptFile]:
         """``purpose`` empty: of any."""
         if purpose:
             check_purpose(purpose)
@@ -91,7 +91,7 @@ class Files:
             )
             found += [file for file in map(file_of, page.items) if purpose in ("", file.purpose)]
             if len(found) > asked.limit or not page.truncated:
-                return Page(tuple(found[: asked.limit]), len(found) > asked.limit)
+                return ListedPage(tuple(found[: asked.limit]), len(found) > asked.limit)
             after = page.items[-1].id
 
     async def delete(self, ctx: RequestContext, file_id: str) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.gateway.kept.attaching import Attaching, Ingesting
+from services.gateway.kept.attaching import Attaching, Upserting
 from services.gateway.kept.batches import Batches
 from services.gateway.kept.files import Files
-from services.gateway.kept.members import Documents, Members
+from services.gateway.kept.members import MemberDocuments, Members
 from services.gateway.kept.searching import Searching
 from services.gateway.kept.stores import Counting, Deleting, VectorStores
 from services.gateway.ports import Retriever
@@ -18,16 +18,16 @@ from shared.admission.entrance import Entrance
 from shared.kv_stores import ItemStore
 
 
-class Store(ItemStore, Documents, Counting, Protocol):
+class KeptStore(ItemStore, MemberDocuments, Counting, Protocol):
     """The KV store: items and documents."""
 
 
-class Ingestion(Ingesting, Deleting, Protocol):
+class InAndOut(Upserting, Deleting, Protocol):
     """Documents in and out."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptThings:
     files: Files
     stores: VectorStores
     members: Members
@@ -37,18 +37,18 @@ class Kept:
 
 
 def kept_by(
-    store: Store,
-    ingestion: Ingestion,
+    store: KeptStore,
+    ingestion: InAndOut,
     retriever: Retriever,
     entrance: Entrance,
     rrf_constant: int,
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> Kept:
+) -> KeptThings:
     """``entrance``: where memory for files is counted; ``rrf_constant``: as of questions; ``pause``: see
     ``Attaching``."""
     attaching = Attaching(store, ingestion, entrance, pause)
     stores = VectorStores(store, store, ingestion, attaching)
-    return Kept(
+    return KeptThings(
         Files(store),
         stores,
         Members(store, store, ingestion, stores, attaching),

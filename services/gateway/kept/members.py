@@ -16,7 +16,7 @@ from services.gateway.kept.attaching import ATTACHMENT, Attaching, Status, statu
 from services.gateway.kept.attributes import Attribute, Attributes, attributes_of, metadata_of
 from services.gateway.kept.files import FILE_ID, checked_id
 from services.gateway.kept.files import KIND as FILE
-from services.gateway.kept.paging import Asked, Page, all_items
+from services.gateway.kept.paging import ListedPage, PageAsked, all_items
 from services.gateway.kept.stores import Deleting, VectorStores
 from shared.errors import NotFound
 from shared.kv_items import Item
@@ -31,7 +31,7 @@ _NEXT = "\x01"
 """An id with it behind comes right after that id, since no text holds NUL."""
 
 
-class Documents(Protocol):
+class MemberDocuments(Protocol):
     async def manifest_page(
         self,
         ctx: RequestContext,
@@ -65,7 +65,7 @@ class Members:
     def __init__(
         self,
         items: ItemStore,
-        documents: Documents,
+        documents: MemberDocuments,
         ingestion: Deleting,
         stores: VectorStores,
         attaching: Attaching,
@@ -102,8 +102,8 @@ class Members:
         return _stored(manifest)
 
     async def page(
-        self, ctx: RequestContext, store_id: str, asked: Asked, status: Status | None = None
-    ) -> Page[Member]:
+        self, ctx: RequestContext, store_id: str, asked: PageAsked, status: Status | None = None
+    ) -> ListedPage[Member]:
         """By the ids of documents, which those of files begin: by their age. ``status`` None: all.
 
         Raises:
@@ -120,7 +120,7 @@ class Members:
         if status in (None, Status.COMPLETED):
             found += await self._stored(ctx, store_id, asked, cursor, known)
         found.sort(key=lambda one: one.document_id, reverse=asked.descending)
-        return Page(tuple(found[: asked.limit]), len(found) > asked.limit)
+        return ListedPage(tuple(found[: asked.limit]), len(found) > asked.limit)
 
     async def detach(self, ctx: RequestContext, store_id: str, file_id: str) -> None:
         """Its document is deleted; the file stays. Raises like ``get``."""
@@ -164,7 +164,7 @@ class Members:
         return found[0] if found else None
 
     async def _stored(
-        self, ctx: RequestContext, store_id: str, asked: Asked, cursor: str, known: set[str]
+        self, ctx: RequestContext, store_id: str, asked: PageAsked, cursor: str, known: set[str]
     ) -> list[Member]:
         """One more than a page holds, if there are so many, without those that are noted."""
         found: list[Member] = []
@@ -201,7 +201,7 @@ def _document_of(file_id: str) -> str:
     return document_id if file_id_of(document_id) == file_id else ""
 
 
-def _cursor(asked: Asked) -> str:
+def _cursor(asked: PageAsked) -> str:
     """What a page begins behind, among ids of documents.
 
     Raises:

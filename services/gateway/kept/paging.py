@@ -16,7 +16,7 @@ MAX_LIMIT = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PageAsked:
     """``after``: an id; empty: from the beginning. ``descending``: the newest first."""
 
     limit: int = 20
@@ -25,12 +25,12 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Page(Generic[ValueT]):
+class ListedPage(Generic[ValueT]):
     values: tuple[ValueT, ...]
     has_more: bool
 
 
-def page_of(values: Iterable[tuple[str, ValueT]], asked: Asked) -> Page[ValueT]:
+def page_of(values: Iterable[tuple[str, ValueT]], asked: PageAsked) -> ListedPage[ValueT]:
     """``values``: with their ids, in the order asked for.
 
     Raises:
@@ -42,7 +42,7 @@ def page_of(values: Iterable[tuple[str, ValueT]], asked: Asked) -> Page[ValueT]:
         raise InvalidRequest(f"after: {asked.after[:80]!r} is not in the list")
     start = ids.index(asked.after) + 1 if asked.after else 0
     rest = [value for _, value in found[start : start + asked.limit + 1]]
-    return Page(tuple(rest[: asked.limit]), len(rest) > asked.limit)
+    return ListedPage(tuple(rest[: asked.limit]), len(rest) > asked.limit)
 
 
 async def all_items(items: ItemStore, ctx: RequestContext, kind: str, prefix: str = "") -> list[Item]:

@@ -16,7 +16,7 @@ from shared.search import Filter, SearchHit, SearchMode
 
 
 @dataclass(frozen=True, slots=True)
-class AskedSearch:
+class StoreSearch:
     """``least_score``: what scores less is left out."""
 
     store_id: str
@@ -27,7 +27,7 @@ class AskedSearch:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundChunk:
     """``score``: how near it is to the query, 0 to 1."""
 
     file_id: str
@@ -43,7 +43,7 @@ class Searching:
     def __init__(self, retriever: Retriever, stores: VectorStores, rrf_constant: int) -> None:
         self._retriever, self._stores, self._constant = retriever, stores, rrf_constant
 
-    async def search(self, ctx: RequestContext, asked: AskedSearch) -> tuple[Found, ...]:
+    async def search(self, ctx: RequestContext, asked: StoreSearch) -> tuple[FoundChunk, ...]:
         """Chunks, best first; of several queries by reciprocal rank.
 
         Raises:
@@ -62,9 +62,9 @@ class Searching:
         return tuple(one for one in found if one.score >= asked.least_score)
 
 
-def _found(hit: SearchHit) -> Found:
+def _found(hit: SearchHit) -> FoundChunk:
     near = hit.score if hit.similarity is None else hit.similarity
-    return Found(
+    return FoundChunk(
         file_id_of(hit.document_id),
         filename_of(hit.document_id),
         min(1.0, max(0.0, near)),

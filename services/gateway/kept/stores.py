@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.gateway.kept.attaching import ATTACHMENT, Attaching, Status
-from services.gateway.kept.paging import Asked, Page, all_items, page_of
+from services.gateway.kept.paging import ListedPage, PageAsked, all_items, page_of
 from shared.documents import DeletedDocuments
 from shared.errors import DocumentTaken, InvalidRequest, NotFound
 from shared.kv_items import Expected, Item
@@ -101,7 +101,7 @@ class VectorStores:
             raise absent(store_id)
         return _told(store_id, named, {**_counted(attached), Status.COMPLETED: num})
 
-    async def page(self, ctx: RequestContext, asked: Asked) -> Page[VectorStore]:
+    async def page(self, ctx: RequestContext, asked: PageAsked) -> ListedPage[VectorStore]:
         """By age; those that were made otherwise are the oldest."""
         named = {item.id: item for item in await all_items(self._items, ctx, KIND)}
         num = await self._num_documents(ctx)

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from services.gateway.config import GatewayConfig, HttpConfig
 from services.gateway.http.routes import http_app
 from services.gateway.kept.attaching import Attaching
-from services.gateway.kept.kept import Kept, kept_by
+from services.gateway.kept.kept import KeptThings, kept_by
 from services.gateway.pipeline import Pipeline
 from services.gateway.prefetch import Prefetching
 from services.kv_store.node.agent import Agent
@@ -106,7 +106,7 @@ class World:
     store: Agent
     ingestion: FakeIngestion
     index: FakeIndex
-    kept: Kept
+    kept: KeptThings
     app: FastAPI
     pauses: list[float]
 
