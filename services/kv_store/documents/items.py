@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 DEFAULT_PAGE, LARGEST_PAGE = 100, 1000
 PAGE_BYTES = 1 << 20
 _VERSION = 1
+_MOST_KNOWN = 65_536
 _ROOT, _TOLD, _CONTENT = "kept/", ".json", ".data"
 
 
@@ -195,6 +196,8 @@ class Items:
             log.error("%s is damaged: %s", name, error)
             raise CorruptData("what is known of it is damaged; delete it, and put it anew") from None
         with self._lock:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
             self._known[name] = (version, item)
         return item
 
