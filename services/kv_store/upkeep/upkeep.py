@@ -254,13 +254,9 @@ class Upkeep:
 
     async def _stored_bytes(self, ctx: RequestContext, stored_by: str | None) -> int:
         """Of the tenant's documents and items; ``stored_by`` not None: of those of this principal."""
-        documents = [
-            document
-            for document in self._documents.documents()
-            if document.tenant == ctx.tenant and stored_by in (None, document.stored_by)
-        ]
+        own = [d for d in self._documents.documents() if d.tenant == ctx.tenant]
         kept = await asyncio.to_thread(self._items.num_bytes, ctx.tenant, stored_by)
-        return kept + await self._bytes_of(ctx, documents)
+        return kept + await self._bytes_of(ctx, [d for d in own if stored_by in (None, d.stored_by)])
 
     async def tenants(self, ctx: RequestContext) -> tuple[TenantStats, ...]:
         """With the sizes that chunks have now; with those last seen where a node does not answer."""
