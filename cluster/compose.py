@@ -22,6 +22,7 @@ import yaml
 
 from cluster.config import DEPLOYED, PROMPTED, SHARING, QuiltConfig, load_quilt
 from cluster.models.names import served_name
+from services.gateway.config import HttpConfig
 from shared.config import merge_env, read_yaml
 from shared.errors import KvquiltError
 from shared.surface import PUBLIC
@@ -111,12 +112,19 @@ def application_args(name: str, values: Mapping[str, Any], config: QuiltConfig) 
     # its name is the operator's, not that of the directory that it was found in
     if config.metrics.model_name != served_name(config.model):
         args["metrics"] = {**args.get("metrics", {}), "model_name": config.metrics.model_name}
-    if name == _OVER_HTTP and config.gateway.http.model != served_name(config.model):
-        section["http"] = {**section.get("http", {}), "model": config.gateway.http.model}
+    if name == _OVER_HTTP and (http := _names_over_http(config)):
+        section["http"] = {**section.get("http", {}), **http}
     deployment = given.get("deployment") or {}
     if kept := {shared: deployment[shared] for shared in DEPLOYED if deployment.get(shared)}:
         section["deployment"] = kept
     return args | ({name: section} if section else {})
+
+
+def _names_over_http(config: QuiltConfig) -> dict[str, str]:
+    """Those that the gateway would not make of what it is given."""
+    names = config.gateway.http
+    others = {"model": served_name(config.model), "embedder": HttpConfig().embedder}
+    return {key: getattr(names, key) for key, own in others.items() if getattr(names, key) != own}
 
 
 def _application(name: str, values: Mapping[str, Any], config: QuiltConfig) -> dict[str, Any]:

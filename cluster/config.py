@@ -200,11 +200,12 @@ def _shared_values(
     data_dir, model = Path(merged["data_dir"]), merged["model"]
     selector = "selector" if merged["selector"].get("model") or "selector" in addresses else ""
     kv_context = merged["ingestion"].get("kv_context")
+    embedder = merged["retrieval"].get("embedder")
     values: dict[str, dict[str, Any]] = {
         "gateway": {
             "selector": selector,
             "addresses": addresses,
-            "http": {"model": served},
+            "http": {"model": served} | ({"embedder": served_name(str(embedder))} if embedder else {}),
             "feedback": {"directory": str(data_dir / "feedback")},
         },
         "ingestion": {"model": model, "selector": selector, "addresses": addresses},

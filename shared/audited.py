@@ -63,6 +63,8 @@ ACTIONS: Mapping[str, Action] = {
     "DeleteDocuments": Action(
         "delete", _both(_fields("collection", "all"), _ids(lambda request: request.document_ids))
     ),
+    "PutItem": Action("keep", lambda request: {"kind": request.item.kind, "id": request.item.id}),
+    "DeleteItem": Action("delete kept", _fields("kind", "id")),
     "Rebuild": Action("rebuild index", _fields("collection")),
     "Refresh": Action("refresh", _fields("collection", "encoding")),
     "AdoptIndex": Action("adopt index", _fields("collection")),

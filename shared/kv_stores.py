@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Protocol
 
 from shared.clients.health import ServiceHealth
+from shared.kv_items import Expected, Item, ItemPage
 from shared.kv_reports import CollectedGarbage, StoreStats, VerifyProgress
 from shared.kv_types import (
     AlikeDocuments,
@@ -60,6 +61,7 @@ class ManifestStore(ReadableChunks, Protocol):
         start_after: str = "",
         limit: int = 0,
         summary: bool = False,
+        descending: bool = False,
     ) -> ManifestPage: ...
     async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]: ...
     async def count_documents(self, ctx: RequestContext) -> list[AlikeDocuments]:
@@ -67,7 +69,42 @@ class ManifestStore(ReadableChunks, Protocol):
         ...
 
 
-class Store(ManifestStore, Protocol):
+class ItemStore(Protocol):
+    """What a front door keeps beside documents (``shared.kv_items``)."""
+
+    async def put_item(
+        self, ctx: RequestContext, item: Item, content: bytes = b"", expected: Expected = Expected.EITHER
+    ) -> Item:
+        """As it is stored: durable.
+
+        ``Conflict``: there is one, and it was to be new. ``NotFound``: it was to be there. ``StorageFull``:
+        the caller, or its tenant, would have more than it may."""
+        ...
+
+    async def get_item(
+        self, ctx: RequestContext, kind: str, item_id: str, with_content: bool = False
+    ) -> tuple[Item, bytes]:
+        """``NotFound``: there is none that the caller may read."""
+        ...
+
+    async def item_page(
+        self,
+        ctx: RequestContext,
+        kind: str,
+        prefix: str = "",
+        start_after: str = "",
+        limit: int = 0,
+        descending: bool = False,
+    ) -> ItemPage:
+        """By id. ``prefix``: of ids."""
+        ...
+
+    async def delete_item(self, ctx: RequestContext, kind: str, item_id: str) -> None:
+        """Raises like ``get_item``."""
+        ...
+
+
+class Store(ManifestStore, ItemStore, Protocol):
     """The whole cluster's, one node's part of it, or a client of either."""
 
     async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]: ...

@@ -33,7 +33,8 @@ class RequestLimits:
     """
     message_bytes: of a request, where nothing below says otherwise. Whoever has a model for contexts of
     millions of tokens raises it.
-    upsert_bytes: of a request that brings documents; `ingestion.max_document_bytes` bounds each of them.
+    upsert_bytes: of a request that brings documents or files; `ingestion.max_document_bytes` bounds each of
+    them.
     document_bytes: of what the services tell each other of one document: its text, its tokens.
     messages: parts of a request, counted through all levels.
     entries: of a list or mapping that is not of one of these kinds.
@@ -44,7 +45,8 @@ class RequestLimits:
     stop_strings: of one request.
     name_bytes: of an id, a name, a stop string, a value to filter by; in UTF-8, as all texts here.
     title_bytes: of a title or heading.
-    question_bytes: of a question, of a comment on an answer, of a value in a document's metadata.
+    question_bytes: of a question, of a comment on an answer, of a value in a document's metadata, of a field
+    of what front doors keep.
     text_bytes: of a chunk, or of what stands in front of a question.
     deadline_ms: how long a caller may be willing to wait.
 
@@ -89,6 +91,7 @@ OF_ONE_REQUEST = tuple(
 DEFAULT_LIMITS = RequestLimits()
 
 MESSAGES: Mapping[str, str] = {
+    "PutItemRequest": "upsert_bytes",
     "UpsertRequest": "upsert_bytes",
     "IndexRequest": "document_bytes",
     "CheckQuotaRequest": "document_bytes",
@@ -101,7 +104,9 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "AnswerRequest.questions": ("entries", "question_bytes"),
     "DeleteChunksRequest.chunk_ids": ("ids", "name_bytes"),
     "DeleteDocumentsRequest.document_ids": ("ids", "name_bytes"),
+    "EmbedRequest.texts": ("entries", "text_bytes"),
     "EncodeRequest.chunks": ("chunks",),
+    "FieldsEntry.value": ("question_bytes",),
     "FeedbackRequest.comment": ("question_bytes",),
     "ForestMerge.sources": ("entries",),
     "ForestOpen.chunks": ("chunks",),

@@ -154,6 +154,16 @@ class SearchResult:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddedTexts:
+    """``vectors``: of length 1, one per text. ``embedder`` names the vector space. ``num_tokens``: of all
+    texts."""
+
+    embedder: str
+    vectors: tuple[tuple[float, ...], ...]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class CollectionInfo:
     name: str
     num_chunks: int

@@ -220,7 +220,9 @@ class World:
         start_after: str = "",
         limit: int = 0,
         summary: bool = False,
+        descending: bool = False,
     ) -> ManifestPage:
+        assert not descending, "ingestion asks in order"
         self._effect("manifest_page")
         mine = [
             readable

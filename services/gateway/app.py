@@ -13,6 +13,7 @@ from services.gateway.feedback import FeedbackKeeper
 from services.gateway.handlers import GatewayHandlers
 from services.gateway.http.routes import http_app
 from services.gateway.in_turns import InTurns
+from services.gateway.kept.kept import kept_by
 from services.gateway.metering import Metered, ServicesHealth
 from services.gateway.pipeline import Pipeline
 from services.gateway.prefetch import Prefetching
@@ -23,6 +24,7 @@ from shared.admission.turns import Turns
 from shared.audited import recorder_of
 from shared.clients.applications import transport_to
 from shared.clients.generation import GenerationClient
+from shared.clients.ingest import IngestClient
 from shared.clients.kv_store import KvStoreClient
 from shared.clients.retrieval import RetrievalClient
 from shared.clients.service import ServiceClient
@@ -56,8 +58,9 @@ class Gateway(GatewayHandlers):
         if config.shadow.share and fetcher is not None:
             shadow = Shadow(config.shadow, generator, Reference(generator, fetcher))
         self.metrics = metrics_of_replica(self.application, config.deployment.metrics)
+        retrieval = RetrievalClient(transports["retrieval"])
         pipeline = Pipeline(
-            RetrievalClient(transports["retrieval"]),
+            retrieval,
             generator,
             config,
             Prefetching(fetcher),
@@ -72,6 +75,10 @@ class Gateway(GatewayHandlers):
         assert self.door is not None
         turns = InTurns(pipeline, Turns(config.max_running, config.max_waiting), self.door)
         answering = Metered(turns, self.metrics)
+        kept = None
+        if fetcher is not None:
+            ingestion = IngestClient(transports["ingestion"])
+            kept = kept_by(fetcher, ingestion, retrieval, self.door, config.rrf_constant)
         gathered = partial(gather, metrics_directory())
         self._http = http_app(
             answering,
@@ -81,6 +88,9 @@ class Gateway(GatewayHandlers):
             door=self.door,
             metrics=gathered,
             recorder=self.recorder,
+            counts=self.metrics,
+            embedder=retrieval,
+            kept=kept,
         )
         super().__init__(
             answering, health, config.status_timeout_s, config.addresses, feedback, shadow, fetcher

@@ -45,14 +45,18 @@ class RefusalConfig:
 class HttpConfig:
     """
     model: the name by which OpenAI's clients ask for the model; filled in from `model`.
+    embedder: the name by which they ask for vectors; filled in from `retrieval.embedder`.
     max_body_bytes: of a request; what is larger is refused.
+    max_upload_bytes: of a file that is uploaded; `ingestion.max_document_bytes` bounds what can be ingested.
     """
 
     model: str = ""
+    embedder: str = "minilm"
     max_body_bytes: int = 1 << 20
+    max_upload_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "max_body_bytes")
+        check_least(self, 1, "max_body_bytes", "max_upload_bytes")
 
 
 @dataclass(frozen=True, slots=True)

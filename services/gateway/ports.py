@@ -12,7 +12,7 @@ from shared.generation.orders import GenerationOrder
 from shared.generation.told import GenerationEvent
 from shared.kv_types import Manifest
 from shared.request import RequestContext
-from shared.search import Filter, SearchMode, SearchResult
+from shared.search import EmbeddedTexts, Filter, SearchMode, SearchResult
 
 
 class Answering(Protocol):
@@ -36,6 +36,12 @@ class Retriever(Protocol):
             NotFound: there is no such collection.
         """
         ...
+
+
+class TextEmbedder(Protocol):
+    async def embed(
+        self, ctx: RequestContext, texts: Sequence[str], queries: bool = False
+    ) -> EmbeddedTexts: ...
 
 
 class GeneratorPort(Protocol):

@@ -1,7 +1,8 @@
 """kv_store: keeps chunk KV and the documents made of it.
 
 Owns chunk files (``shared.kv_format``) in the tiers of every Ray node and in an object store, and one
-manifest per document. It never looks into KV, knows no model and imports no torch.
+manifest per document, and items that front doors keep beside documents. It never looks into KV, knows no
+model and imports no torch.
 
     KvStore:    outside, gateway, ingestion ──▶ front (Serve ingress) ──▶ agents
     NodeStore:  generator, selector ──▶ agent of their own node ◀──▶ agents of the others

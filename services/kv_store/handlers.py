@@ -14,10 +14,13 @@ from shared.kv_types import Origin
 from shared.request import RequestContext
 from shared.rpc import HealthServicer, client_stream, context_of, server_stream, unary
 from shared.streams import mapped
+from shared.wire.enums import EXPECTATIONS
 from shared.wire.kv_store import (
     ALIKE,
     CHUNK_STAT,
     COLLECTED,
+    ITEM,
+    ITEM_PAGE,
     MANIFEST,
     MANIFEST_PAGE,
     PINNED,
@@ -85,7 +88,12 @@ class StoreHandlers(HealthServicer):
         self, request: pb.ListManifestsRequest, ctx: RequestContext
     ) -> pb.ListManifestsResponse:
         page = await self._store.manifest_page(
-            ctx, request.collection, request.start_after, request.limit, request.summary
+            ctx,
+            request.collection,
+            request.start_after,
+            request.limit,
+            request.summary,
+            request.descending,
         )
         return MANIFEST_PAGE.to_pb(page)
 
@@ -95,6 +103,28 @@ class StoreHandlers(HealthServicer):
     ) -> pb.DeleteManifestResponse:
         deleted = await self._store.delete_manifest(ctx, request.collection, request.document_id)
         return pb.DeleteManifestResponse(deleted_chunk_ids=deleted)
+
+    @unary
+    async def PutItem(self, request: pb.PutItemRequest, ctx: RequestContext) -> pb.Item:
+        expected = EXPECTATIONS.of(request.expected)
+        stored = await self._store.put_item(ctx, ITEM.of(request.item), request.content, expected)
+        return ITEM.to_pb(stored)
+
+    @unary
+    async def GetItem(self, request: pb.GetItemRequest, ctx: RequestContext) -> pb.GetItemResponse:
+        of = (request.kind, request.id, request.with_content)
+        item, content = await self._store.get_item(ctx, *of)
+        return pb.GetItemResponse(item=ITEM.to_pb(item), content=content)
+
+    @unary
+    async def ListItems(self, request: pb.ListItemsRequest, ctx: RequestContext) -> pb.ListItemsResponse:
+        of = (request.kind, request.prefix, request.start_after, request.limit, request.descending)
+        return ITEM_PAGE.to_pb(await self._store.item_page(ctx, *of))
+
+    @unary
+    async def DeleteItem(self, request: pb.DeleteItemRequest, ctx: RequestContext) -> pb.DeleteItemResponse:
+        await self._store.delete_item(ctx, request.kind, request.id)
+        return pb.DeleteItemResponse()
 
     @unary
     async def CountDocuments(

@@ -10,7 +10,7 @@ from shared.clients.health import ServiceHealth
 from shared.request import RequestContext
 from shared.rpc import LoadedServicer, server_stream, unary
 from shared.wire.enums import SEARCH_MODES
-from shared.wire.retrieval import COLLECTION, DOCUMENT, FILTER, HIT
+from shared.wire.retrieval import COLLECTION, DOCUMENT, EMBEDDED, FILTER, HIT
 
 _IDS_PER_MESSAGE = 1000
 
@@ -32,6 +32,12 @@ class RetrievalHandlers(LoadedServicer[RetrievalService]):
         )
         rankings = [retrieval_pb2.Ranking(hits=map(HIT.to_pb, hits)) for hits in result.rankings]
         return retrieval_pb2.SearchResponse(rankings=rankings, mode=SEARCH_MODES.to_pb(result.mode))
+
+    @unary
+    async def Embed(
+        self, request: retrieval_pb2.EmbedRequest, ctx: RequestContext
+    ) -> retrieval_pb2.EmbedResponse:
+        return EMBEDDED.to_pb(await self._service.embed(ctx, request.texts, request.queries))
 
     @unary
     async def Index(

@@ -29,6 +29,7 @@ from shared.readers import NOBODY, check_reads_everything, checked_readers
 from shared.request import RequestContext, check_name
 from shared.search import (
     CollectionInfo,
+    EmbeddedTexts,
     Filter,
     IndexChange,
     IndexedDocument,
@@ -102,6 +103,22 @@ class RetrievalService:
             rankings = await self._search(ctx, collection, name, asked)
         return SearchResult(rankings, mode)
 
+    async def embed(self, ctx: RequestContext, texts: Sequence[str], queries: bool = False) -> EmbeddedTexts:
+        """By the configured embedder; ``queries``: as a search embeds its own, otherwise as documents.
+
+        Raises:
+            InvalidRequest: no text, or an empty one.
+        """
+        if not texts:
+            raise InvalidRequest("texts: is empty")
+        for i, text in enumerate(texts):
+            if not text.strip():
+                raise InvalidRequest(f"texts[{i}]: is empty")
+        by = self._embedder
+        vectors = await self._embed(ctx, by.embed_queries if queries else by.embed_documents, list(texts))
+        num_tokens = await self._run(self._embedding, by.num_tokens, list(texts))
+        return EmbeddedTexts(by.identity, tuple(map(tuple, vectors.tolist())), num_tokens)
+
     async def _search(
         self, ctx: RequestContext, collection: str, name: str, asked: AskedSearch
     ) -> tuple[tuple[SearchHit, ...], ...]:
@@ -162,7 +179,7 @@ class RetrievalService:
                 await self._run(self._writing, self._index.put_readers, *of)
             else:
                 texts = [searchable_text(document, chunk) for chunk in document.chunks]
-                vectors = await self._embed(ctx, embedder, texts)
+                vectors = await self._embed(ctx, embedder.embed_documents, texts)
                 await self._run(self._writing, self._index.put, *of, vectors)
             changed = True
         return IndexChange(changed, self._warnings(document) if changed else ())
@@ -275,15 +292,14 @@ class RetrievalService:
         rows = await self._read(self._index.fetch, name, keys, who) if keys else {}
         return ranked_hits(rows, rankings, similarities)
 
-    async def _embed(self, ctx: RequestContext, embedder: Embedder, texts: list[str]) -> Vectors:
+    async def _embed(
+        self, ctx: RequestContext, embed: Callable[[Sequence[str]], Vectors], texts: list[str]
+    ) -> Vectors:
         steps = []
         for begin in range(0, len(texts), _TEXTS_PER_STEP):
-            ctx.check_deadline("embedding a document")
-            steps.append(
-                await self._run(
-                    self._embedding, embedder.embed_documents, texts[begin : begin + _TEXTS_PER_STEP]
-                )
-            )
+            ctx.check_deadline("embedding texts")
+            step = texts[begin : begin + _TEXTS_PER_STEP]
+            steps.append(await self._run(self._embedding, embed, step))
         return np.concatenate(steps)
 
     def _read(self, call: Callable[..., ResultT], *args: object) -> asyncio.Future[ResultT]:

@@ -74,6 +74,9 @@ class TransformerEmbedder:
     def embed_documents(self, texts: Sequence[str]) -> Vectors:
         return self._embed([self.document_prefix + text for text in texts])
 
+    def num_tokens(self, texts: Sequence[str]) -> int:
+        return sum(map(len, self._tokenizer(list(texts))["input_ids"]))
+
     @torch.inference_mode()
     def _embed(self, texts: Sequence[str]) -> Vectors:
         # belongs to the calling thread, and Ray set it for the process

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from protos.kvquilt.v1 import kv_store_pb2 as pb
 from shared.clients.service import ServiceClient, meta_of
 from shared.clients.transport import ClientStreaming
+from shared.kv_items import Expected, Item, ItemPage
 from shared.kv_reports import CollectedGarbage, StoreStats, VerifyProgress
 from shared.kv_types import (
     AlikeDocuments,
@@ -17,10 +18,13 @@ from shared.kv_types import (
 )
 from shared.pinned import PinnedDocuments
 from shared.request import RequestContext
+from shared.wire.enums import EXPECTATIONS
 from shared.wire.kv_store import (
     ALIKE,
     CHUNK_STAT,
     COLLECTED,
+    ITEM,
+    ITEM_PAGE,
     MANIFEST,
     MANIFEST_PAGE,
     PINNED,
@@ -128,9 +132,14 @@ class KvStoreClient(ServiceClient):
         start_after: str = "",
         limit: int = 0,
         summary: bool = False,
+        descending: bool = False,
     ) -> ManifestPage:
         request = pb.ListManifestsRequest(
-            collection=collection, start_after=start_after, limit=limit, summary=summary
+            collection=collection,
+            start_after=start_after,
+            limit=limit,
+            summary=summary,
+            descending=descending,
         )
         return MANIFEST_PAGE.of(await self.ask(ctx, "ListManifests", request, pb.ListManifestsResponse))
 
@@ -163,6 +172,52 @@ class KvStoreClient(ServiceClient):
         request = pb.CountDocumentsRequest()
         response = await self.ask(ctx, "CountDocuments", request, pb.CountDocumentsResponse)
         return [ALIKE.of(count) for count in response.counts]
+
+    async def put_item(
+        self, ctx: RequestContext, item: Item, content: bytes = b"", expected: Expected = Expected.EITHER
+    ) -> Item:
+        """As it is stored: durable. One that is there keeps its content.
+
+        Raises:
+            Conflict: there is one, and it was to be new.
+            NotFound: it was to be there.
+            StorageFull: the caller, or its tenant, would have more than it may.
+        """
+        request = pb.PutItemRequest(
+            item=ITEM.to_pb(item), content=content, expected=EXPECTATIONS.to_pb(expected)
+        )
+        return ITEM.of(await self.ask(ctx, "PutItem", request, pb.Item))
+
+    async def get_item(
+        self, ctx: RequestContext, kind: str, item_id: str, with_content: bool = False
+    ) -> tuple[Item, bytes]:
+        """
+        Raises:
+            NotFound: there is none that the caller may read.
+        """
+        request = pb.GetItemRequest(kind=kind, id=item_id, with_content=with_content)
+        response = await self.ask(ctx, "GetItem", request, pb.GetItemResponse)
+        return ITEM.of(response.item), response.content
+
+    async def item_page(
+        self,
+        ctx: RequestContext,
+        kind: str,
+        prefix: str = "",
+        start_after: str = "",
+        limit: int = 0,
+        descending: bool = False,
+    ) -> ItemPage:
+        """By id. ``prefix``: of ids."""
+        request = pb.ListItemsRequest(
+            kind=kind, prefix=prefix, start_after=start_after, limit=limit, descending=descending
+        )
+        return ITEM_PAGE.of(await self.ask(ctx, "ListItems", request, pb.ListItemsResponse))
+
+    async def delete_item(self, ctx: RequestContext, kind: str, item_id: str) -> None:
+        """Raises like ``get_item``."""
+        request = pb.DeleteItemRequest(kind=kind, id=item_id)
+        await self.ask(ctx, "DeleteItem", request, pb.DeleteItemResponse)
 
     async def readable(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[str]:
         """Those of documents that the caller may read. ``chunk_ids``: of chunks, of their auxiliary KV, or of

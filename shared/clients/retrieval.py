@@ -10,6 +10,7 @@ from shared.clients.service import ServiceClient
 from shared.request import RequestContext
 from shared.search import (
     CollectionInfo,
+    EmbeddedTexts,
     Filter,
     IndexChange,
     IndexedDocument,
@@ -18,7 +19,7 @@ from shared.search import (
     SearchResult,
 )
 from shared.wire.enums import SEARCH_MODES
-from shared.wire.retrieval import COLLECTION, DOCUMENT, FILTER, HIT, IDS
+from shared.wire.retrieval import COLLECTION, DOCUMENT, EMBEDDED, FILTER, HIT, IDS
 
 SERVICE = "kvquilt.v1.Retrieval"
 APPLICATION = "retrieval"
@@ -45,6 +46,12 @@ class RetrievalClient(ServiceClient):
         response = await self.ask(ctx, "Search", request, retrieval_pb2.SearchResponse)
         rankings = tuple(tuple(map(HIT.of, ranking.hits)) for ranking in response.rankings)
         return SearchResult(rankings, SEARCH_MODES.of(response.mode))
+
+    async def embed(self, ctx: RequestContext, texts: Sequence[str], queries: bool = False) -> EmbeddedTexts:
+        """By the embedder that documents are indexed with; ``queries``: as a search embeds its own, otherwise
+        as documents."""
+        request = retrieval_pb2.EmbedRequest(texts=texts, queries=queries)
+        return EMBEDDED.of(await self.ask(ctx, "Embed", request, retrieval_pb2.EmbedResponse))
 
     async def index(
         self, ctx: RequestContext, collection: str, document: IndexedDocument, anew: bool = False

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 
-from protos.kvquilt.v1 import common_pb2, ingest_pb2, retrieval_pb2, selection_pb2
+from protos.kvquilt.v1 import common_pb2, ingest_pb2, kv_store_pb2, retrieval_pb2, selection_pb2
 from shared.answer import Refusal
 from shared.documents import Stage
 from shared.errors import InvalidRequest
@@ -17,6 +17,7 @@ from shared.generation.modes import ReuseMode
 from shared.generation.orders import ASKED_MODES, AskedMode
 from shared.generation.selection import Grouping, Reading
 from shared.generation.told import FinishReason
+from shared.kv_items import Expected
 from shared.kv_types import KvContext
 from shared.search import FilterOp, SearchMode
 
@@ -89,3 +90,8 @@ SEARCH_MODES = EnumWire(
 )
 FILTER_OPS = EnumWire(retrieval_pb2.Filter.Op, FilterOp, FilterOp.EQ)
 STAGES = EnumWire(ingest_pb2.UpsertProgress.Stage, Stage, Stage.PREFILLED)
+EXPECTATIONS = EnumWire(
+    kv_store_pb2.ItemExpectation,
+    (expected for expected in Expected if expected is not Expected.EITHER),
+    Expected.EITHER,
+)

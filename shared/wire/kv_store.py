@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from protos.kvquilt.v1 import kv_store_node_pb2
 from protos.kvquilt.v1 import kv_store_pb2 as pb
+from shared.kv_items import Item, ItemPage
 from shared.kv_reports import CollectedGarbage, StoreStats, VerifyProgress
 from shared.kv_types import (
     AlikeDocuments,
@@ -23,6 +24,8 @@ ALIKE = MessageWire(AlikeDocuments, pb.AlikeDocuments)
 CHUNK_STAT = MessageWire(ChunkStat, pb.ChunkStat)
 CHUNK_PAGE = MessageWire(ChunkPage, kv_store_node_pb2.ListChunksResponse)
 DELETED = MessageWire(DeletedChunks, kv_store_node_pb2.DeleteChunksResponse)
+ITEM = MessageWire(Item, pb.Item)
+ITEM_PAGE = MessageWire(ItemPage, pb.ListItemsResponse)
 MANIFEST = MessageWire(Manifest, pb.Manifest)
 MANIFEST_PAGE = MessageWire(ManifestPage, pb.ListManifestsResponse)
 STATS = MessageWire(StoreStats, pb.StatsResponse)

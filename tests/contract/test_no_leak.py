@@ -71,6 +71,9 @@ class Words:
         normed: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         return normed
 
+    def num_tokens(self, texts: Sequence[str]) -> int:
+        return sum(len(text.split()) for text in texts)
+
     def embed_documents(self, texts: Sequence[str]) -> Vectors:
         return self.embed_queries(texts)
 

@@ -234,6 +234,34 @@ async def test_over_http_it_is_the_same(guarded: Stack, keys: dict[Role, str]) -
             await http(guarded, key).models.list()
 
 
+async def test_files_and_vector_stores_follow_keys_roles_tenants_and_limits(
+    guarded: Stack, keys: dict[Role, str]
+) -> None:
+    bounded = created(guarded.data_dir, "bounded", "--role", "writer")
+    stranger = created(guarded.data_dir, "stranger", "--role", "writer", tenant="others")
+    await everywhere(guarded, stranger)
+    writer, reader, other = (http(guarded, key) for key in (keys[Role.WRITER], keys[Role.READER], stranger))
+    note: Any = {"file": ("note.md", b"# Note\n\nThe bridge is closed on Monday."), "purpose": "assistants"}
+    file = await writer.files.create(**note, extra_headers={"x-kvquilt-tenant": "others"})
+    store = await writer.vector_stores.create(name="kept")
+    done = await writer.vector_stores.files.create_and_poll(
+        file.id, vector_store_id=store.id, poll_interval_ms=200
+    )
+    assert (done.status, done.last_error) == ("completed", None)
+    (hit,) = (await reader.vector_stores.search(store.id, query="When is the bridge closed?")).data
+    assert (hit.file_id, hit.filename) == (file.id, "note.md")
+    assert len((await reader.embeddings.create(model="minilm", input="bridge")).data) == 1
+    with pytest.raises(openai.PermissionDeniedError, match="writer"):
+        await reader.files.create(**note)
+    assert (await other.files.list()).data == []
+    with pytest.raises(openai.NotFoundError):
+        await other.vector_stores.retrieve(store.id)
+    with pytest.raises(openai.RateLimitError, match="stored_bytes"):
+        await http(guarded, bounded).files.create(**note)
+    await writer.vector_stores.delete(store.id)
+    await writer.files.delete(file.id)
+
+
 async def test_a_key_is_told_of_what_its_groups_may_read(guarded: Stack, tmp_path: Path) -> None:
     (tmp_path / "pay.md").write_text("# Pay\n\nAda of Tambach earns ten coins on every market day.")
     ingested = guarded.cli("--tenant", "acme", "ingest", str(tmp_path), "-c", "pay", "--readers", "hr")

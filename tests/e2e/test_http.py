@@ -40,7 +40,12 @@ def text_of(answer: Any) -> str:
 
 
 def test_the_model_is_listed_by_the_name_that_the_operator_used(stack: Stack) -> None:
-    assert [model.id for model in client_of(stack).models.list().data] == ["demo", "demo:full", "demo:auto"]
+    assert [model.id for model in client_of(stack).models.list().data] == [
+        "demo",
+        "demo:full",
+        "demo:auto",
+        "minilm",
+    ]
 
 
 def test_prompts_of_the_older_kind_are_answered_as_questions_with_log_probabilities(stack: Stack) -> None:
@@ -179,7 +184,7 @@ def test_documents_with_special_tokens_stay_text(stack: Stack, tmp_path: Path) -
 def test_other_paths_and_the_health_check_answer_beside_it(stack: Stack) -> None:
     with urllib.request.urlopen(f"{stack.state.http}/-/healthz", timeout=10) as response:
         assert response.status == 200
-    for path, says in (("v1/vector_stores", "not served here"), ("generator", "answers gRPC only")):
+    for path, says in (("v1/batches", "not served here"), ("generator", "answers gRPC only")):
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(f"{stack.state.http}/{path}", timeout=10)
         assert refused.value.code == 404

@@ -45,6 +45,9 @@ class WordEmbedder:
                 row[hashlib.blake2b(word.encode(), digest_size=1).digest()[0] % self.dim] += 1
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
+    def num_tokens(self, texts: Sequence[str]) -> int:
+        return sum(len(text.split()) for text in texts)
+
     def embed_documents(self, texts: Sequence[str]) -> Vectors:
         self.num_embedded += len(texts)
         return self.embed_queries(texts)
@@ -106,6 +109,21 @@ async def test_indexed_documents_are_listed_over_the_wire(
     for name in ("b", "a"):
         await client.index(ctx, "c", _document(name, "text"))
     assert await client.list_indexed(ctx, "c") == IndexedIds(("a", "b"))
+
+
+async def test_texts_become_the_vectors_that_searches_compare(
+    client: RetrievalClient, ctx: RequestContext, embedder: WordEmbedder
+) -> None:
+    texts = [f"the fox number {i}" for i in range(20)]  # more than are embedded in one step
+    embedded = await client.embed(ctx, texts)
+    assert np.allclose(embedded.vectors, embedder.embed_documents(texts), atol=1e-7)
+    assert (embedded.embedder, embedded.num_tokens) == ("words", 80)
+    assert embedder.num_embedded == 40
+    assert await client.embed(ctx, texts, queries=True) == embedded
+    assert embedder.num_embedded == 40, "as queries are"
+    for wrong in ([], ["a", " "]):
+        with pytest.raises(InvalidRequest, match=r"texts"):
+            await client.embed(ctx, wrong)
 
 
 async def test_a_hit_is_what_was_indexed(client: RetrievalClient, ctx: RequestContext) -> None:

@@ -18,7 +18,7 @@ from protos.kvquilt.v1 import (
     retrieval_pb2,
     selection_pb2,
 )
-from shared import answer, documents, kv_reports, kv_types, pinned, search
+from shared import answer, documents, kv_items, kv_reports, kv_types, pinned, search
 from shared.clients.health import HEALTH, ServiceHealth
 from shared.errors import InternalError, InvalidRequest, NotFound
 from shared.generation import asked, described, forest, modes, orders, pieces, selection, told
@@ -55,6 +55,9 @@ SECONDS = st.integers(0, 10**6).map(lambda ms: ms / 1000)
 IDS = st.lists(NUMBERS, max_size=4).map(tuple)
 PIECES = TEXT | IDS | st.builds(pieces.Tokenized, IDS, FILLED)
 PREFIXES = st.none() | PIECES
+ITEMS = st.builds(
+    kv_items.Item, TEXT, TEXT, FACTS, st.lists(TEXT, max_size=2).map(tuple), SEEDS, TEXT, SECONDS, TEXT
+)
 IDENTITIES = st.text("0123456789abcdef", min_size=40, max_size=40)
 CHUNKS = (
     PIECES
@@ -560,6 +563,11 @@ INFOS = tuples(
                 tuples(st.builds(search.IndexedChunk, TEXT, TEXT, IDS, TEXT, NUMBERS, NUMBERS)),
                 FACTS,
             ),
+        ),
+        (storing.ITEM_PAGE, st.builds(kv_items.ItemPage, tuples(ITEMS), st.booleans())),
+        (
+            retrieval.EMBEDDED,
+            st.builds(search.EmbeddedTexts, TEXT, tuples(st.lists(FLOATS, max_size=3).map(tuple)), NUMBERS),
         ),
         (retrieval.IDS, st.builds(search.IndexedIds, tuples(TEXT), st.booleans())),
         (

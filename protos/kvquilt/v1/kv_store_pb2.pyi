@@ -1,11 +1,21 @@
 from protos.kvquilt.v1 import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class ItemExpectation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ITEM_EXPECTATION_UNSPECIFIED: _ClassVar[ItemExpectation]
+    ITEM_EXPECTATION_NEW: _ClassVar[ItemExpectation]
+    ITEM_EXPECTATION_THERE: _ClassVar[ItemExpectation]
+ITEM_EXPECTATION_UNSPECIFIED: ItemExpectation
+ITEM_EXPECTATION_NEW: ItemExpectation
+ITEM_EXPECTATION_THERE: ItemExpectation
 
 class ChunkStat(_message.Message):
     __slots__ = ("chunk_id", "exists", "size_bytes", "modified_s")
@@ -195,18 +205,20 @@ class GetManifestResponse(_message.Message):
     def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ...) -> None: ...
 
 class ListManifestsRequest(_message.Message):
-    __slots__ = ("meta", "collection", "start_after", "limit", "summary")
+    __slots__ = ("meta", "collection", "start_after", "limit", "summary", "descending")
     META_FIELD_NUMBER: _ClassVar[int]
     COLLECTION_FIELD_NUMBER: _ClassVar[int]
     START_AFTER_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    DESCENDING_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     collection: str
     start_after: str
     limit: int
     summary: bool
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., start_after: _Optional[str] = ..., limit: _Optional[int] = ..., summary: _Optional[bool] = ...) -> None: ...
+    descending: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., start_after: _Optional[str] = ..., limit: _Optional[int] = ..., summary: _Optional[bool] = ..., descending: _Optional[bool] = ...) -> None: ...
 
 class ListManifestsResponse(_message.Message):
     __slots__ = ("manifests", "truncated")
@@ -231,6 +243,103 @@ class DeleteManifestResponse(_message.Message):
     DELETED_CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
     deleted_chunk_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, deleted_chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Item(_message.Message):
+    __slots__ = ("kind", "id", "fields", "readers", "size_bytes", "digest", "created_s", "stored_by")
+    class FieldsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CREATED_S_FIELD_NUMBER: _ClassVar[int]
+    STORED_BY_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    id: str
+    fields: _containers.ScalarMap[str, str]
+    readers: _containers.RepeatedScalarFieldContainer[str]
+    size_bytes: int
+    digest: str
+    created_s: float
+    stored_by: str
+    def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., fields: _Optional[_Mapping[str, str]] = ..., readers: _Optional[_Iterable[str]] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[str] = ..., created_s: _Optional[float] = ..., stored_by: _Optional[str] = ...) -> None: ...
+
+class PutItemRequest(_message.Message):
+    __slots__ = ("meta", "item", "content", "expected")
+    META_FIELD_NUMBER: _ClassVar[int]
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    item: Item
+    content: bytes
+    expected: ItemExpectation
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., item: _Optional[_Union[Item, _Mapping]] = ..., content: _Optional[bytes] = ..., expected: _Optional[_Union[ItemExpectation, str]] = ...) -> None: ...
+
+class GetItemRequest(_message.Message):
+    __slots__ = ("meta", "kind", "id", "with_content")
+    META_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    WITH_CONTENT_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    kind: str
+    id: str
+    with_content: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., kind: _Optional[str] = ..., id: _Optional[str] = ..., with_content: _Optional[bool] = ...) -> None: ...
+
+class GetItemResponse(_message.Message):
+    __slots__ = ("item", "content")
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    item: Item
+    content: bytes
+    def __init__(self, item: _Optional[_Union[Item, _Mapping]] = ..., content: _Optional[bytes] = ...) -> None: ...
+
+class ListItemsRequest(_message.Message):
+    __slots__ = ("meta", "kind", "prefix", "start_after", "limit", "descending")
+    META_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    START_AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    DESCENDING_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    kind: str
+    prefix: str
+    start_after: str
+    limit: int
+    descending: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., kind: _Optional[str] = ..., prefix: _Optional[str] = ..., start_after: _Optional[str] = ..., limit: _Optional[int] = ..., descending: _Optional[bool] = ...) -> None: ...
+
+class ListItemsResponse(_message.Message):
+    __slots__ = ("items", "truncated")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[Item]
+    truncated: bool
+    def __init__(self, items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., truncated: _Optional[bool] = ...) -> None: ...
+
+class DeleteItemRequest(_message.Message):
+    __slots__ = ("meta", "kind", "id")
+    META_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    kind: str
+    id: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., kind: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
+
+class DeleteItemResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class CountDocumentsRequest(_message.Message):
     __slots__ = ("meta",)

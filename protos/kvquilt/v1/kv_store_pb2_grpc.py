@@ -87,6 +87,26 @@ class KvStoreStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ReadableRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ReadableResponse.FromString,
                 _registered_method=True)
+        self.PutItem = channel.unary_unary(
+                '/kvquilt.v1.KvStore/PutItem',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PutItemRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.Item.FromString,
+                _registered_method=True)
+        self.GetItem = channel.unary_unary(
+                '/kvquilt.v1.KvStore/GetItem',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.GetItemRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.GetItemResponse.FromString,
+                _registered_method=True)
+        self.ListItems = channel.unary_unary(
+                '/kvquilt.v1.KvStore/ListItems',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListItemsRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListItemsResponse.FromString,
+                _registered_method=True)
+        self.DeleteItem = channel.unary_unary(
+                '/kvquilt.v1.KvStore/DeleteItem',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteItemRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteItemResponse.FromString,
+                _registered_method=True)
         self.Prefetch = channel.unary_unary(
                 '/kvquilt.v1.KvStore/Prefetch',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PrefetchRequest.SerializeToString,
@@ -198,6 +218,32 @@ class KvStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutItem(self, request, context):
+        """Items: what a front door keeps for a tenant beside documents, such as files that were uploaded. Acknowledged means durable; bytes
+        count as stored by whoever kept them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetItem(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListItems(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteItem(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Prefetch(self, request, context):
         """Starts bringing chunks to a node's own tiers and returns at once. Chunks that cannot be had are not an error.
         """
@@ -297,6 +343,26 @@ def add_KvStoreServicer_to_server(servicer, server):
                     servicer.Readable,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ReadableRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ReadableResponse.SerializeToString,
+            ),
+            'PutItem': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutItem,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PutItemRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.Item.SerializeToString,
+            ),
+            'GetItem': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetItem,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.GetItemRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.GetItemResponse.SerializeToString,
+            ),
+            'ListItems': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListItems,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListItemsRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListItemsResponse.SerializeToString,
+            ),
+            'DeleteItem': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteItem,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteItemRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteItemResponse.SerializeToString,
             ),
             'Prefetch': grpc.unary_unary_rpc_method_handler(
                     servicer.Prefetch,
@@ -606,6 +672,114 @@ class KvStore:
             '/kvquilt.v1.KvStore/Readable',
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ReadableRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ReadableResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutItem(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvquilt.v1.KvStore/PutItem',
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PutItemRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.Item.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetItem(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvquilt.v1.KvStore/GetItem',
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.GetItemRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.GetItemResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListItems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvquilt.v1.KvStore/ListItems',
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListItemsRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListItemsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteItem(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvquilt.v1.KvStore/DeleteItem',
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteItemRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteItemResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -120,6 +120,32 @@ class SearchResponse(_message.Message):
     mode: SearchMode
     def __init__(self, rankings: _Optional[_Iterable[_Union[Ranking, _Mapping]]] = ..., mode: _Optional[_Union[SearchMode, str]] = ...) -> None: ...
 
+class EmbedRequest(_message.Message):
+    __slots__ = ("meta", "texts", "queries")
+    META_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    queries: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., texts: _Optional[_Iterable[str]] = ..., queries: _Optional[bool] = ...) -> None: ...
+
+class Vector(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class EmbedResponse(_message.Message):
+    __slots__ = ("embedder", "vectors", "num_tokens")
+    EMBEDDER_FIELD_NUMBER: _ClassVar[int]
+    VECTORS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    embedder: str
+    vectors: _containers.RepeatedCompositeFieldContainer[Vector]
+    num_tokens: int
+    def __init__(self, embedder: _Optional[str] = ..., vectors: _Optional[_Iterable[_Union[Vector, _Mapping]]] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
 class IndexedChunk(_message.Message):
     __slots__ = ("chunk_id", "text", "token_ids", "heading", "char_start", "char_end", "parent_id", "place", "block", "readers")
     CHUNK_ID_FIELD_NUMBER: _ClassVar[int]

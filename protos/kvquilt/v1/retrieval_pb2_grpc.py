@@ -41,6 +41,11 @@ class RetrievalStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.SearchRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.SearchResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/kvquilt.v1.Retrieval/Embed',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.Index = channel.unary_unary(
                 '/kvquilt.v1.Retrieval/Index',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.IndexRequest.SerializeToString,
@@ -84,6 +89,13 @@ class RetrievalServicer:
 
     def Search(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """The vectors of texts, by the embedder that documents are indexed with from now on.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -143,6 +155,11 @@ def add_RetrievalServicer_to_server(servicer, server):
                     servicer.Search,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.SearchRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.SearchResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.EmbedRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.EmbedResponse.SerializeToString,
             ),
             'Index': grpc.unary_unary_rpc_method_handler(
                     servicer.Index,
@@ -208,6 +225,33 @@ class Retrieval:
             '/kvquilt.v1.Retrieval/Search',
             protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.SearchRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.SearchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvquilt.v1.Retrieval/Embed',
+            protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.EmbedRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from services.gateway.http.headers import TENANT_HEADER, context_of
 from services.gateway.http.heard import AskedLogprobs
 from shared.answer import Inquiry, RetrievalOptions
 from shared.errors import InvalidRequest
@@ -20,7 +20,6 @@ from shared.generation.modes import GoesBy, Recompute
 from shared.generation.orders import ASKED_MODES, AskedMode, Auto, Reuse
 from shared.principals.callers import OPERATOR, Caller
 from shared.request import RequestContext
-from shared.tracing.traceparent import HEADER as TRACEPARENT_HEADER
 from shared.wire.enums import REFUSALS
 
 MODES: tuple[AskedMode, ...] = tuple(
@@ -28,7 +27,6 @@ MODES: tuple[AskedMode, ...] = tuple(
 )
 MAX_NUMBER = 2**32 - 1  # what a message between services can carry
 MAX_LOGPROBS = 20
-TENANT_HEADER, REQUEST_ID_HEADER = "x-kvquilt-tenant", "x-request-id"
 _DAY_MS = 24 * 3_600_000
 _WITHOUT_EFFECT = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 
@@ -43,17 +41,6 @@ def _unicode(text: str) -> str:
 
 
 BodyText = Annotated[str, AfterValidator(_unicode)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Meta:
-    """``RequestMeta`` of what HTTP asks."""
-
-    request_id: str
-    tenant: str
-    deadline_ms: int
-    principal: str = ""
-    traceparent: str = ""
 
 
 class Lenient(BaseModel):
@@ -136,10 +123,7 @@ class QuestionBody(Lenient, ABC):
         Raises:
             InvalidRequest: names a parameter that is not supported.
         """
-        for name, value in (self.model_extra or {}).items():
-            if value is None or name in _WITHOUT_EFFECT or value in self.neutral.get(name, ()):
-                continue
-            raise InvalidRequest(f"{name}: is not supported; leave it out (docs/http.md lists what is)")
+        check_parameters(self, self.neutral)
         if self.stream_options is not None:
             check_extra(self.stream_options, "stream_options")
             if not self.stream:
@@ -153,14 +137,7 @@ class QuestionBody(Lenient, ABC):
         header = headers.get(TENANT_HEADER, "")
         if header and self.tenant and header != self.tenant:
             raise InvalidRequest(f"tenant: is {self.tenant!r}, but {header!r} in the header {TENANT_HEADER}")
-        return caller.context(
-            _Meta(
-                headers.get(REQUEST_ID_HEADER, ""),
-                self.tenant or header,
-                self.deadline_ms or 0,
-                traceparent=headers.get(TRACEPARENT_HEADER, ""),
-            )
-        )
+        return context_of(headers, caller, self.tenant or "", self.deadline_ms or 0)
 
     def collection_named(self) -> str:
         """
@@ -198,6 +175,18 @@ class QuestionBody(Lenient, ABC):
             "top_logprobs": logprobs and max(1, logprobs.top),  # tokens are spelt with the likeliest ones
         }
         return SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+
+def check_parameters(body: Lenient, neutral: Mapping[str, Sequence[object]]) -> None:
+    """``neutral``: of parameters that are not supported, the values by which nothing is asked.
+
+    Raises:
+        InvalidRequest: names a parameter that is not supported.
+    """
+    for name, value in (body.model_extra or {}).items():
+        if value is None or name in _WITHOUT_EFFECT or value in neutral.get(name, ()):
+            continue
+        raise InvalidRequest(f"{name}: is not supported; leave it out (docs/http.md lists what is)")
 
 
 def check_extra(value: Lenient, where: str) -> None:

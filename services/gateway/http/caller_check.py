@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.gateway.http.errors import response_to
@@ -11,9 +13,15 @@ from shared.principals.callers import OPERATOR, Call, Caller, Callers
 from shared.request import RequestContext
 
 _CALLER = "kvquilt.caller"
-_METHOD, _METHOD_AT = "Answer", {METRICS_PATH: "Status", "/health": "Health"}
+_METHOD, _METHOD_AT = (
+    "Answer",
+    {METRICS_PATH: "Status", "/health": "Health", "/v1/embeddings": "Embed"},
+)
 """Of the RPC whose callers may use HTTP: what it serves is for those who may ask, but how all is is for those
 who may know, and that it lives for everybody."""
+_KEPT = re.compile(r"/v1/(files|vector_stores)(/.*)?", re.DOTALL)
+_SEARCH = re.compile(r"/v1/vector_stores/[^/]+/search", re.DOTALL)
+_OF_KEPT = {"GET": "ListDocuments", "HEAD": "ListDocuments", "DELETE": "DeleteDocuments"}
 
 
 class CallerCheck:
@@ -51,7 +59,12 @@ async def refusal_on_record(
 
 
 def _method(scope: Scope) -> str:
-    return _METHOD_AT.get(scope["path"], _METHOD)
+    path = scope["path"]
+    if _SEARCH.fullmatch(path) and scope["method"] == "POST":
+        return "Search"
+    if _KEPT.fullmatch(path):
+        return _OF_KEPT.get(scope["method"], "Upsert")
+    return _METHOD_AT.get(path, _METHOD)
 
 
 def _call(scope: Scope) -> Call:

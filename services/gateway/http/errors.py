@@ -68,6 +68,10 @@ class ApiErrorBody(BaseModel):
     error: ApiError
 
 
+API_ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ApiErrorBody}, "5XX": {"model": ApiErrorBody}}
+"""What every route may answer, for ``/openapi.json``."""
+
+
 def body_of(error: KvquiltError, names: Mapping[str, str] = NO_NAMES) -> ApiErrorBody:
     """What a caller is told of ``error``. ``names``: of fields in its request, besides those that have the
     same in all."""

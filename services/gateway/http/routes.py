@@ -19,21 +19,28 @@ from services.gateway.http.bodies import MODES, QuestionBody
 from services.gateway.http.body_limit import BodyLimit
 from services.gateway.http.caller_check import CallerCheck, caller_of, refusal_on_record
 from services.gateway.http.completions import ChatCompletion, ChatForm
+from services.gateway.http.door import HttpDoor
+from services.gateway.http.embeddings import add_embeddings
 from services.gateway.http.errors import (
-    ApiErrorBody,
+    API_ERRORS,
     ModelNotServed,
     on_error,
     on_http_error,
     on_invalid,
     response_to,
 )
+from services.gateway.http.file_routes import PATH as UPLOADS
+from services.gateway.http.file_routes import add_files
 from services.gateway.http.forms import AnswerForm, chunks, whole_answer
 from services.gateway.http.heard import AnswerHead
+from services.gateway.http.member_routes import add_batches, add_members
 from services.gateway.http.requests import ChatRequest
+from services.gateway.http.store_routes import add_stores
 from services.gateway.http.streaming import ChunkStream
 from services.gateway.http.text_completions import TextCompletion, TextForm
 from services.gateway.http.text_requests import TextRequest
-from services.gateway.ports import Answering
+from services.gateway.kept.kept import KeptThings
+from services.gateway.ports import Answering, TextEmbedder
 from shared import log as logs
 from shared.admission.entrance import Entrance
 from shared.answer import AnswerDone, AnswerEvent
@@ -44,6 +51,7 @@ from shared.generation.orders import Auto
 from shared.limits import DEFAULT_LIMITS, RequestLimits, check_request
 from shared.metrics.node import CONTENT_TYPE as METRICS_TYPE
 from shared.metrics.node import PATH as METRICS_PATH
+from shared.metrics.recorder import Metrics
 from shared.principals.callers import Callers
 from shared.request import RequestContext
 from shared.streams import until, within
@@ -52,8 +60,9 @@ from shared.tracing.spans import StageSpan, traced_stream
 from shared.wire.answer import INQUIRY
 
 _CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
+_AROUND_FILE_BYTES = 64 << 10
+"""What multipart/form-data puts around a file, and the fields beside it."""
 _LISTED = (ReuseMode.FULL, Auto.AUTO)
-_ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ApiErrorBody}, "5XX": {"model": ApiErrorBody}}
 
 
 _STREAMED: dict[int | str, dict[str, Any]] = {
@@ -68,7 +77,7 @@ class Health(BaseModel):
 
 
 class ModelExtension(BaseModel):
-    """``modes``: of reuse, that ``mode`` may name."""
+    """``modes``: of reuse, that ``mode`` may name; none of the embedder."""
 
     modes: list[str]
 
@@ -95,10 +104,14 @@ def http_app(
     door: Entrance | None = None,
     metrics: Callable[[], str] | None = None,
     recorder: Recorder | None = None,
+    counts: Metrics | None = None,
+    embedder: TextEmbedder | None = None,
+    kept: KeptThings | None = None,
 ) -> FastAPI:
     """``limits``, ``door``: as of the same question by gRPC. ``callers``: who may ask, None: everybody.
     ``clock``: seconds since 1970. ``metrics``: what Prometheus is told; blocks. ``recorder``: of those who
-    are refused, None: nobody is on record."""
+    are refused, and of changes, None: nobody is on record. ``counts``: of calls that are no questions.
+    ``embedder``: None: there are no embeddings. ``kept``: None: there are neither files nor vector stores."""
     door = door or Entrance(limits.per_principal)
     app = FastAPI(
         title="kvquilt",
@@ -110,7 +123,8 @@ def http_app(
             HTTPException: on_http_error,
         },
     )
-    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    uploads = {UPLOADS: min(config.max_upload_bytes + _AROUND_FILE_BYTES, limits.upsert_bytes)}
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes, others=uploads)
     app.add_middleware(CallerCheck, callers=callers, recorder=recorder)  # the last one is asked first
 
     def served(name: str) -> ServedModel:
@@ -121,24 +135,30 @@ def http_app(
             )
         return ServedModel(id=name, kvquilt=ModelExtension(modes=[mode] if mode else list(map(str, MODES))))
 
-    @app.get("/health", responses=_ERRORS)
+    def listed(name: str) -> ServedModel:
+        if embedder is not None and name == config.embedder:
+            return ServedModel(id=name, kvquilt=ModelExtension(modes=[]))
+        return served(name)
+
+    @app.get("/health", responses=API_ERRORS)
     async def health() -> Health:
         return Health()
 
-    @app.get("/v1/models", responses=_ERRORS)
+    @app.get("/v1/models", responses=API_ERRORS)
     async def models() -> ServedModels:
         names = (config.model, *(f"{config.model}:{mode}" for mode in _LISTED))
-        return ServedModels(data=list(map(served, names)))
+        embedders = () if embedder is None else (config.embedder,)
+        return ServedModels(data=list(map(listed, (*names, *embedders))))
 
-    @app.get("/v1/models/{model:path}", responses=_ERRORS)
+    @app.get("/v1/models/{model:path}", responses=API_ERRORS)
     async def model(model: str) -> ServedModel:
-        return served(model)
+        return listed(model)
 
-    @app.post(_CHAT, response_model=ChatCompletion, responses=_ERRORS | _STREAMED)
+    @app.post(_CHAT, response_model=ChatCompletion, responses=API_ERRORS | _STREAMED)
     async def chat_completions(request: ChatRequest, http: Request) -> Response:
         return await answer_to(request, http, ChatForm)
 
-    @app.post(_TEXT, response_model=TextCompletion, responses=_ERRORS | _STREAMED)
+    @app.post(_TEXT, response_model=TextCompletion, responses=API_ERRORS | _STREAMED)
     async def completions(request: TextRequest, http: Request) -> Response:
         return await answer_to(request, http, TextForm)
 
@@ -183,6 +203,14 @@ def http_app(
             return ChunkStream(await anext(growing), growing)
         return JSONResponse((await whole_answer(form(head), events)).model_dump())
 
+    passing = HttpDoor(door, limits, recorder, counts)
+    if embedder is not None:
+        add_embeddings(app, passing, embedder, config.embedder)
+    if kept is not None:
+        add_files(app, passing, kept.files, uploads[UPLOADS])
+        add_stores(app, passing, kept.stores, kept.members, kept.searching)
+        add_members(app, passing, kept.members)
+        add_batches(app, passing, kept.batches)
     if metrics is not None:
 
         @app.get(METRICS_PATH, include_in_schema=False)

@@ -3,7 +3,7 @@ not finished."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
@@ -132,22 +132,35 @@ class Catalog:
         return [self.documents[name] for name in self._names.of(chunk_id)]
 
     def keys_after(
-        self, tenant: str, collection: str, start_after: str, who: Principal | None = None
+        self,
+        tenant: str,
+        collection: str,
+        start_after: str,
+        who: Principal | None = None,
+        descending: bool = False,
     ) -> list[Key]:
         """The tenant's documents of ``collection`` (empty: of all) behind the cursor (``Manifest.cursor``),
-        in order; of ``who`` those that it may read."""
+        in order, or in the opposite one; of ``who`` those that it may read."""
         after_collection, _, after_document = (
             ("", "", start_after) if collection else start_after.partition("/")
         )
         if self._sorted is None:
             self._sorted = sorted(d.key for d in self.documents.values())
-        start = bisect_right(self._sorted, (tenant, collection or after_collection, after_document))
+        cursor = (tenant, collection or after_collection, after_document)
+        start = bisect_right(self._sorted, cursor)
         end = (
             bisect_right(self._sorted, (tenant, collection, "\U0010ffff"))
             if collection
             else len(self._sorted)
         )
+        if descending and start_after:
+            start, end = (
+                bisect_right(self._sorted, (tenant, collection, "")),
+                bisect_left(self._sorted, cursor),
+            )
         keys = [key for key in self._sorted[start:end] if key[0] == tenant]
+        if descending:
+            keys.reverse()
         if who is None or reads_everything(who):
             return keys
         return [key for key in keys if self.documents[name_of(key)].readable_by(who)]

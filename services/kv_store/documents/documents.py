@@ -245,9 +245,10 @@ class Documents:
         limit: int,
         summary: bool,
         who: Principal | None = None,
+        descending: bool = False,
     ) -> ManifestPage:
-        """Documents of ``collection`` (empty: of all) in the order of collection and id, up to ``limit`` or 1
-        MiB; of ``who`` those that it may read, as far as it may.
+        """Documents of ``collection`` (empty: of all) in the order of collection and id, or the opposite one,
+        up to ``limit`` or 1 MiB; of ``who`` those that it may read, as far as it may.
 
         ``start_after`` is the ``Manifest.cursor`` of the last one known.
         """
@@ -256,7 +257,7 @@ class Documents:
         manifests: list[Manifest] = []
         num_bytes = 0
         with self._reading:
-            keys = self._catalog.keys_after(tenant, collection, start_after, who)
+            keys = self._catalog.keys_after(tenant, collection, start_after, who, descending)
         for key in keys:
             if len(manifests) >= limit or num_bytes >= PAGE_BYTES:
                 return ManifestPage(tuple(manifests), truncated=True)

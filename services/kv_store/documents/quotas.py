@@ -1,4 +1,5 @@
-"""Quotas: how many bytes of KV the documents of a tenant may keep, and those of one principal of it.
+"""Quotas: how many bytes of KV the documents of a tenant may keep, and those of one principal of it, with the
+items that are kept beside documents.
 
 What counts is the file size of the distinct chunks that the tenant's documents refer to, or those of them
 that the principal stored: each once, in whatever encoding it is stored, however many copies the tiers hold.
@@ -19,8 +20,8 @@ from shared.kv_types import ChunkStat, Manifest
 from shared.principals.principal import Principal
 
 _REMEDY = (
-    "delete documents, store KV in a smaller encoding (kvquilt store migrate --encoding int8), or have the "
-    "quota raised"
+    "delete documents or files, store KV in a smaller encoding (kvquilt store migrate --encoding int8), or "
+    "have the quota raised"
 )
 
 
@@ -52,8 +53,8 @@ class QuotaConfig:
         quota = self.of(tenant)
         if quota and after_bytes > quota and after_bytes > before_bytes:
             raise StorageFull(
-                f"the documents of tenant {tenant!r} would have {after_bytes} bytes of KV, more than "
-                f"its quota of {quota}; {_REMEDY}"
+                f"documents and files of tenant {tenant!r} would have {after_bytes} bytes of KV and content, "
+                f"more than its quota of {quota}; {_REMEDY}"
             )
 
 
@@ -73,9 +74,9 @@ class Quotas:
         most = self.of_principal(tenant, name)
         if most and after_bytes > most and after_bytes > before_bytes:
             raise StorageFull(
-                f"the documents that {name} of tenant {tenant!r} stored have {before_bytes} bytes of KV and "
-                f"would have {after_bytes}, more than the {most} that limits.per_principal.stored_bytes "
-                f"allows; {_REMEDY}"
+                f"documents and files that {name} of tenant {tenant!r} stored have {before_bytes} bytes of "
+                f"KV and content and would have {after_bytes}, more than the {most} that "
+                f"limits.per_principal.stored_bytes allows; {_REMEDY}"
             )
 
 

@@ -10,7 +10,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from itertools import islice
 from pathlib import Path
 
+from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.documents.documents import Documents
+from services.kv_store.documents.items import Items
 from services.kv_store.documents.manifest_scrub import damage_detail, foreign_detail
 from services.kv_store.documents.quotas import Quotas
 from services.kv_store.fetching.flight import Flights
@@ -18,6 +20,7 @@ from services.kv_store.fetching.nodes import Neighbours, Nodes
 from services.kv_store.fetching.sources import PeerSearch
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.node.home import HomeDocuments
+from services.kv_store.node.items import HomeItems
 from services.kv_store.node.metering import node_readings
 from services.kv_store.tiers.chunk_files import check_identity, check_same
 from services.kv_store.tiers.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_id, check_chunk_ids
@@ -56,15 +59,20 @@ class Agent:
         stale_staging_s: float,
         clock: Callable[[], float],
         scopes: SharingScopes,
+        items: Items,
+        local_items: Blobs | None = None,
     ) -> None:
         """``flights`` reads from other nodes; ``location``: where they read from this one. ``scopes``: who
-        shares KV with whom."""
+        shares KV with whom. ``local_items``: see ``HomeItems``."""
         self._tiers, self._documents, self._neighbours = tiers, documents, Neighbours(node_id, nodes)
         self._stale_staging_s, self._location, self._flights = stale_staging_s, location, flights
         self._clock, self._opened_s, self._scopes = clock, -math.inf, scopes
-        self._upkeep = upkeep = Upkeep(self, tiers, documents, self._neighbours, quotas, self._search)
+        self._upkeep = upkeep = Upkeep(self, tiers, documents, self._neighbours, quotas, self._search, items)
         self._home = home = HomeDocuments(self, tiers, documents, self._neighbours, upkeep, scopes)
+        self._items = kept = HomeItems(items, self._neighbours, upkeep, local_items)
         # Answered by its parts as they are:
+        self.put_item, self.get_item = kept.put_item, kept.get_item
+        self.item_page, self.delete_item = kept.item_page, kept.delete_item
         self.verify, self.collect_garbage = upkeep.verify, upkeep.collect_garbage
         self.pin, self.list_pins = upkeep.pin, upkeep.list_pins
         self.list_pinned_chunks, self.follow_pins = upkeep.list_pinned_chunks, upkeep.follow_pins
@@ -80,6 +88,7 @@ class Agent:
         self._tiers.upload_pending()
         await asyncio.to_thread(self._tiers.clean, self._stale_staging_s)
         await self._home.recover(ctx)
+        await self._items.recover(self._stale_staging_s)
 
     async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]:
         ids = check_chunk_ids(chunk_ids)

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from services.kv_store.blobs.directory import DirectoryBlobs
 from services.kv_store.blobs.protocol import Blobs
+from services.kv_store.blobs.staging import Staging
 from services.kv_store.config import KvStoreConfig
 from services.kv_store.documents.documents import Documents
+from services.kv_store.documents.items import Items
 from services.kv_store.documents.quotas import Quotas
 from services.kv_store.fetching.flight import FlightReader, Flights, ReadChunk
 from services.kv_store.fetching.nodes import Nodes
@@ -68,6 +71,10 @@ def build_node(
     tiers, own = build_tiers(config, objects, machine, keys)
     at_home = nodes.home() == node_id
     documents = Documents(Path(config.directory), machine.disk, objects if at_home else None, keys)
+    root = Path(config.directory)
+    local = DirectoryBlobs(root / "items", Staging(root / "staging-items", machine.disk), machine.disk)
+    in_objects = at_home and objects is not None
+    items = Items(objects if in_objects and objects is not None else local, keys)
     streaming = stream(tiers.read)
     agent = Agent(
         node_id,
@@ -80,6 +87,8 @@ def build_node(
         config.stale_staging_s,
         machine.clock,
         SharingScopes(config.sharing_scopes),
+        items,
+        local if in_objects else None,
     )
     return Node(agent, documents, streaming, own)
 

@@ -106,11 +106,11 @@ class HomeDocuments:
         start_after: str = "",
         limit: int = 0,
         summary: bool = False,
+        descending: bool = False,
     ) -> ManifestPage:
         self._neighbours.check_home()
-        return await asyncio.to_thread(
-            self._documents.page, ctx.tenant, collection, start_after, limit, summary, ctx.principal
-        )
+        of = (ctx.tenant, collection, start_after, limit, summary, ctx.principal, descending)
+        return await asyncio.to_thread(self._documents.page, *of)
 
     async def count_documents(self, ctx: RequestContext) -> list[AlikeDocuments]:
         self._neighbours.check_home()

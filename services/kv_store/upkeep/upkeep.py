@@ -16,6 +16,7 @@ from functools import partial
 
 from services.kv_store.documents.catalog import Document
 from services.kv_store.documents.documents import Documents
+from services.kv_store.documents.items import Items
 from services.kv_store.documents.pins import Pin, Pins, check_room, no_such
 from services.kv_store.documents.quotas import Quotas, TenantUsage, after_replacing
 from services.kv_store.fetching.nodes import Neighbours, merged_page
@@ -49,7 +50,9 @@ class Upkeep:
         neighbours: Neighbours,
         quotas: Quotas,
         search: Search,
+        items: Items,
     ) -> None:
+        self._items = items
         self._own, self._tiers, self._documents = own, tiers, documents
         self._neighbours, self._quotas, self._search = neighbours, quotas, search
         self._pins = Pins(tiers.truth, documents.documents, tiers.keys)
@@ -227,12 +230,33 @@ class Upkeep:
     async def _growth(
         self, ctx: RequestContext, manifest: Manifest, stored_by: str | None, bytes_per_token: int
     ) -> tuple[int, int]:
-        """Bytes of the documents (``after_replacing``) before and after."""
+        """Bytes of the documents (``after_replacing``) before and after, with those of items."""
         before, after = after_replacing(self._documents.documents(), manifest, stored_by)
         await self._learn(ctx, {*self._usage.unknown(before), *manifest.kv_ids})
         num_tokens = {chunk.chunk_id: len(chunk.token_ids) for chunk in manifest.chunks}
         to_come = sum(num_tokens.get(c, 0) for c in self._usage.unknown(after)) * bytes_per_token
-        return self._usage.bytes_of(before), self._usage.bytes_of(after) + to_come
+        kept = await asyncio.to_thread(self._items.num_bytes, manifest.tenant, stored_by)
+        return self._usage.bytes_of(before) + kept, self._usage.bytes_of(after) + to_come + kept
+
+    async def check_item(self, ctx: RequestContext, size_bytes: int) -> None:
+        """Whether the caller may keep an item of this size.
+
+        Raises:
+            StorageFull: its tenant, or itself, would have more than it may.
+        """
+        quotas, tenant, name = self._quotas, ctx.tenant, ctx.principal.name
+        if quotas.tenants.of(tenant):
+            before = await self._stored_bytes(ctx, None)
+            quotas.tenants.check(tenant, before, before + size_bytes)
+        if quotas.of_principal(tenant, name):
+            before = await self._stored_bytes(ctx, name)
+            quotas.check_principal(tenant, name, before, before + size_bytes)
+
+    async def _stored_bytes(self, ctx: RequestContext, stored_by: str | None) -> int:
+        """Of the tenant's documents and items; ``stored_by`` not None: of those of this principal."""
+        own = [d for d in self._documents.documents() if d.tenant == ctx.tenant]
+        kept = await asyncio.to_thread(self._items.num_bytes, ctx.tenant, stored_by)
+        return kept + await self._bytes_of(ctx, [d for d in own if stored_by in (None, d.stored_by)])
 
     async def tenants(self, ctx: RequestContext) -> tuple[TenantStats, ...]:
         """With the sizes that chunks have now; with those last seen where a node does not answer."""

@@ -46,7 +46,7 @@ def recorded(tmp_path: Path) -> Iterator[tuple[Serve, Lines]]:
     def serve(
         callers: Callers, retriever: FakeRetriever | None = None, door: Entrance | None = None
     ) -> FastAPI:
-        config = GatewayConfig(http=HttpConfig("tiny", 4096))
+        config = GatewayConfig(http=HttpConfig("tiny", max_body_bytes=4096))
         pipeline = Pipeline(
             retriever or Seeing(), FakeGenerator({WHO: "Orla Venn"}), config, Prefetching(None)
         )

@@ -42,7 +42,7 @@ class Seeing(FakeRetriever):
 
 
 def served(callers: Callers, retriever: FakeRetriever | None = None) -> FastAPI:
-    config = GatewayConfig(http=HttpConfig("tiny", 4096))
+    config = GatewayConfig(http=HttpConfig("tiny", max_body_bytes=4096))
     pipeline = Pipeline(retriever or Seeing(), FakeGenerator({WHO: "Orla Venn"}), config, Prefetching(None))
     return http_app(pipeline, config.http, config.limits, callers)
 

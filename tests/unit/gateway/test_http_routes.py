@@ -51,7 +51,7 @@ def app(
     door: Entrance | None = None,
     **settings: Any,
 ) -> FastAPI:
-    config = GatewayConfig(http=HttpConfig("tiny", 4096), **settings)
+    config = GatewayConfig(http=HttpConfig("tiny", max_body_bytes=4096), **settings)
     pipeline = Pipeline(
         retriever or FakeRetriever({WHO: HITS}),
         generator or FakeGenerator({WHO: "Orla Venn"}),
@@ -386,7 +386,7 @@ async def consume(served: FastAPI, stream: bool) -> None:
 
 
 async def test_metrics_are_shown_where_there_are_any() -> None:
-    config = GatewayConfig(http=HttpConfig("tiny", 4096))
+    config = GatewayConfig(http=HttpConfig("tiny", max_body_bytes=4096))
     pipeline = Pipeline(FakeRetriever({}), FakeGenerator({}), config, Prefetching(None))
     served = http_app(pipeline, config.http, metrics=lambda: "kvquilt_answers_running 0.0\n")
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(served), base_url="http://x") as http:
@@ -412,7 +412,7 @@ async def test_metrics_are_for_those_who_may_see_the_status() -> None:
             return OPERATOR
 
     callers = Asked()
-    config = GatewayConfig(http=HttpConfig("tiny", 4096))
+    config = GatewayConfig(http=HttpConfig("tiny", max_body_bytes=4096))
     pipeline = Pipeline(FakeRetriever({}), FakeGenerator({}), config, Prefetching(None))
     served = http_app(pipeline, config.http, callers=callers, metrics=lambda: "secret 1\n")
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(served), base_url="http://x") as http:

@@ -195,7 +195,7 @@ async def test_the_chunks_of_very_many_documents_are_counted_by_listing_them() -
     documents = [Document("acme", "books", str(n), (c,)) for n, c in enumerate(sizes)]
     here: Any = SimpleNamespace(truth=DictBlobs(), keys=None, documents=lambda: documents)
     neighbours = Neighbours("home", KnownNodes())
-    upkeep = Upkeep(cast(Any, Own()), here, here, neighbours, Quotas(), cast(Any, None))
+    upkeep = Upkeep(cast(Any, Own()), here, here, neighbours, Quotas(), cast(Any, None), cast(Any, None))
     assert await upkeep.tenants(CTX) == (TenantStats("acme", len(sizes), sum(sizes.values()), 0),)
     assert len(listed) == 3
 

@@ -1,0 +1,13 @@
+"""Files that callers hand over, and vector stores: collections, as OpenAI's clients see them.
+
+A vector store **is** a collection; what it holds is what the manifests say. Kept beside them, as items of the
+store (``shared.kv_items``), is only what they cannot know:
+
+    file           an upload: its name, its purpose, its bytes
+    vector_store   name and metadata that somebody gave a collection; also before it has documents
+    attachment     a file on its way into a collection, or one that did not get there; gone once it is a
+                   document
+    batch          which files were attached together
+
+Knows neither HTTP nor protos. Start reading at ``members``.
+"""

@@ -1,0 +1,222 @@
+"""Items of all tenants (``shared.kv_items``), kept by the home node as blobs: in the object store or, without
+one, on its disk.
+
+    kept/<tenant>/<kind>/<id>.data     the content, if there is any; put first
+    kept/<tenant>/<kind>/<id>.json     what there is to say of it, sealed (``sealed_json``); removed first
+
+So an item is there when its second blob is. Content without one belongs to a put that broke off, and goes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+
+from services.kv_store.blobs.protocol import Blobs, list_all
+from services.kv_store.documents.sealed_json import seal, unseal
+from shared.errors import Conflict, CorruptData, NewerFormat, NotFound
+from shared.kv_format import SealKeys
+from shared.kv_items import Expected, Item, ItemPage, check_item_name, check_kind
+from shared.principals.principal import Principal
+from shared.readers import may_read
+from shared.request import check_name
+
+log = logging.getLogger(__name__)
+
+DEFAULT_PAGE, LARGEST_PAGE = 100, 1000
+PAGE_BYTES = 1 << 20
+_VERSION = 1
+_MOST_KNOWN = 65_536
+_ROOT, _TOLD, _CONTENT = "kept/", ".json", ".data"
+
+
+class Items:
+    """Thread-safe; every method blocks, and raises what ``Blobs`` raise. ``keys``: items are sealed with the
+    current one, and believed if any of them sealed them. ``clock``: seconds since 1970."""
+
+    def __init__(
+        self, blobs: Blobs, keys: SealKeys | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._blobs, self._keys, self._clock = blobs, keys, clock
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[str, Item]] = {}  # by the blob's name, with its version
+
+    def put(self, who: Principal, item: Item, content: bytes, expected: Expected) -> Item:
+        """As it is stored. One that is there keeps its content, its age and whose it is.
+
+        Raises:
+            Conflict: there is one, and it was to be new. NotFound: there is none, or none that ``who`` may
+            read, and it was to be there.
+        """
+        name = _name(who.tenant, item.kind, item.id)
+        old = self._find(name)
+        if old is not None and not may_read(who, old.readers):
+            raise Conflict(f"id: {item.id!r} is taken") if expected is Expected.NEW else _absent(item)
+        if old is None and expected is Expected.THERE:
+            raise _absent(item)
+        if old is not None and expected is Expected.NEW:
+            raise Conflict(f"id: {item.id!r} is there already")
+        stored = self._stored(who, item, content) if old is None else _following(old, item)
+        if old is None and content:
+            self._blobs.put(name + _CONTENT, content)
+        self._blobs.put(name + _TOLD, seal({"version": _VERSION, "item": asdict(stored)}, self._keys))
+        return stored
+
+    def get(self, who: Principal, kind: str, item_id: str) -> Item:
+        """
+        Raises:
+            NotFound: there is none that ``who`` may read. CorruptData: it is damaged.
+        """
+        item = self._find(_name(who.tenant, kind, item_id))
+        if item is None or not may_read(who, item.readers):
+            raise _absent(Item(kind, item_id))
+        return item
+
+    def content(self, who: Principal, kind: str, item_id: str) -> tuple[Item, bytes]:
+        """Raises like ``get``."""
+        item = self.get(who, kind, item_id)
+        if not item.digest:
+            return item, b""
+        data = b"".join(self._blobs.read(_name(who.tenant, kind, item_id) + _CONTENT))
+        if hashlib.sha256(data).hexdigest() != item.digest:
+            raise CorruptData(f"{kind} {item_id!r}: its bytes are damaged; upload it again")
+        return item, data
+
+    def page(
+        self, who: Principal, kind: str, prefix: str, start_after: str, limit: int, descending: bool
+    ) -> ItemPage:
+        """Those that ``who`` may read, by id. Damaged ones are in the log."""
+        check_kind(kind)
+        limit = min(limit or DEFAULT_PAGE, LARGEST_PAGE)
+        found: list[Item] = []
+        num_bytes = 0
+        for item_id in self._ids_after(who.tenant, kind, prefix, start_after, descending):
+            if len(found) == limit or num_bytes >= PAGE_BYTES:
+                return ItemPage(tuple(found), truncated=True)
+            with suppress(NotFound, CorruptData, NewerFormat):
+                found.append(self.get(who, kind, item_id))
+                num_bytes += sum(len(text.encode()) for pair in found[-1].fields.items() for text in pair)
+        return ItemPage(tuple(found), truncated=False)
+
+    def remove(self, who: Principal, kind: str, item_id: str) -> None:
+        """
+        Raises:
+            NotFound: there is none that ``who`` may read.
+        """
+        name = _name(who.tenant, kind, item_id)
+        with suppress(CorruptData):  # nobody can tell whose it was; the tenant may remove it
+            self.get(who, kind, item_id)
+        self._blobs.delete(name + _TOLD)
+        self._blobs.delete(name + _CONTENT)
+        with self._lock:
+            self._known.pop(name + _TOLD, None)
+
+    def num_bytes(self, tenant: str, stored_by: str | None = None) -> int:
+        """Of the tenant's items; ``stored_by`` not None: of those of this principal."""
+        total = 0
+        for blob in list_all(self._blobs, f"{_ROOT}{check_name('tenant', tenant)}/"):
+            if blob.name.endswith(_TOLD):
+                with suppress(NotFound, CorruptData, NewerFormat):
+                    item = self._read(blob.name, blob.version)
+                    if stored_by in (None, item.stored_by):
+                        total += blob.size_bytes + item.size_bytes
+        return total
+
+    def tidy(self, older_than_s: float) -> int:
+        """Removes content that belongs to no item, of puts that broke off so long ago; returns how many."""
+        blobs = {blob.name: blob for blob in list_all(self._blobs, _ROOT)}
+        orphans = [
+            blob
+            for name, blob in blobs.items()
+            if name.endswith(_CONTENT)
+            and name.removesuffix(_CONTENT) + _TOLD not in blobs
+            and blob.modified_s < self._clock() - older_than_s
+        ]
+        for blob in orphans:
+            self._blobs.delete(blob.name)
+        return len(orphans)
+
+    def take_over(self, others: Blobs) -> int:
+        """Brings what ``others`` keep here and removes it there, as when an object store was configured
+        since; returns how many blobs. What is here already counts."""
+        names = sorted((blob.name for blob in list_all(others, _ROOT)), key=lambda n: n.endswith(_TOLD))
+        for name in names:  # contents first
+            if self._blobs.stat(name) is None:
+                self._blobs.put(name, b"".join(others.read(name)))
+        for name in reversed(names):
+            others.delete(name)
+        return len(names)
+
+    def _stored(self, who: Principal, item: Item, content: bytes) -> Item:
+        digest = hashlib.sha256(content).hexdigest() if content else ""
+        whose = {"created_s": self._clock(), "stored_by": who.name}
+        return replace(item, size_bytes=len(content), digest=digest, **whose)  # type: ignore[arg-type]
+
+    def _ids_after(
+        self, tenant: str, kind: str, prefix: str, start_after: str, descending: bool
+    ) -> Sequence[str]:
+        folder = f"{_ROOT}{check_name('tenant', tenant)}/{kind}/"
+        ids = sorted(self._ids(folder, prefix), reverse=descending)
+        if not start_after:
+            return ids
+        return [one for one in ids if (one < start_after if descending else one > start_after)]
+
+    def _ids(self, folder: str, prefix: str) -> Iterator[str]:
+        for blob in list_all(self._blobs, folder + prefix):
+            if blob.name.endswith(_TOLD):
+                yield blob.name.removeprefix(folder).removesuffix(_TOLD)
+
+    def _find(self, name: str) -> Item | None:
+        found = self._blobs.stat(name + _TOLD)
+        if found is None:
+            return None
+        with suppress(NotFound):
+            return self._read(found.name, found.version)
+        return None
+
+    def _read(self, name: str, version: str) -> Item:
+        """What does not change is read once."""
+        with self._lock:
+            known = self._known.get(name)
+        if known is not None and known[0] == version:
+            return known[1]
+        data = b"".join(self._blobs.read(name))
+        try:
+            fields = unseal(data, keys=self._keys)
+            if fields["version"] > _VERSION:
+                raise NewerFormat("this item was stored by a later version of kvquilt; update kvquilt here")
+            told = fields["item"]
+            item = Item(**{**told, "readers": tuple(told["readers"])})
+        except (ValueError, KeyError, TypeError) as error:
+            log.error("%s is damaged: %s", name, error)
+            raise CorruptData("what is known of it is damaged; delete it, and put it anew") from None
+        with self._lock:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[name] = (version, item)
+        return item
+
+
+def _following(old: Item, new: Item) -> Item:
+    return replace(
+        new, size_bytes=old.size_bytes, digest=old.digest, created_s=old.created_s, stored_by=old.stored_by
+    )
+
+
+def _name(tenant: str, kind: str, item_id: str) -> str:
+    """Without the ending.
+
+    Raises:
+        InvalidRequest: one of them is no name.
+    """
+    check_item_name(kind, item_id)
+    return f"{_ROOT}{check_name('tenant', tenant)}/{kind}/{item_id}"
+
+
+def _absent(item: Item) -> NotFound:
+    return NotFound(f"{item.kind} {item.id!r}: there is none")
