@@ -7,7 +7,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
@@ -371,3 +371,46 @@ def test_kv_of_what_a_caller_may_not_read_is_counted_as_if_it_were_not_there(wor
     assert other == repeated == computed
     assert cached["reused_tokens"] > computed["reused_tokens"]
     assert computed["written_tokens"] > 0 == cached["written_tokens"]
+
+
+@pytest.mark.parametrize("who", ["other", "partner", "colleague"])
+@pytest.mark.parametrize("naming", ["chunk_id", "auxiliary_id"])
+def test_kv_that_is_no_documents_yet_is_named_by_nobody_who_does_not_say_of_what_it_is(
+    world: World, naming: str, who: str
+) -> None:
+    client: Client = getattr(world, who)
+
+    async def told_of() -> list[str]:
+        acme = world.acme
+        (chunk,) = await whole(acme.generation.prefill(acme.ctx, ["The mine below the bridge is closed."]))
+        assert (await world.system.agent.stat(acme.ctx, [chunk.chunk_id]))[0].exists
+        put = client.store.put_manifest
+        return [
+            await told(put(client.ctx, referring(client, **{naming: kv_id})), kv_id)
+            for kv_id in (chunk.chunk_id, "0" * 40)
+        ]
+
+    theirs, absent = world.run(told_of())
+    assert theirs == absent
+    assert "not stored" in theirs
+
+
+def test_a_manifest_may_name_what_its_own_tokens_say(world: World) -> None:
+    async def named() -> None:
+        acme = world.acme
+        model = await acme.generation.describe(acme.ctx)
+        (one,) = await whole(acme.generation.prefill(acme.ctx, ["The mine below the bridge is open."]))
+        chunk = ManifestChunk(one.chunk_id, one.token_ids)
+        manifest = Manifest(
+            *("acme", "mine", "m"),
+            model_fingerprint=model.fingerprint,
+            prefix_ids=model.prefix_ids,
+            chunks=(chunk,),
+            kv_scope="shared",
+        )
+        await acme.store.put_manifest(acme.ctx, manifest)
+        again = replace(manifest, document_id="n", model_fingerprint="")
+        await acme.store.put_manifest(acme.ctx, again)  # a document that acme reads has it
+        await acme.ingest.delete(acme.ctx, "mine", everything=True)
+
+    world.run(named())
