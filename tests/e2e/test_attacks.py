@@ -25,7 +25,7 @@ from shared.clients import generation, ingest, rag
 from shared.clients.grpc_transport import CHANNEL_OPTIONS
 from tests.e2e import attack_table
 from tests.e2e import stack as stacks
-from tests.e2e.attack_inputs import BODIES, DOCUMENTS, EXPLORED, QUESTIONS, question
+from tests.e2e.attack_inputs import BODIES, DOCUMENTS, EXPLORED, PROMPTS, QUESTIONS, question
 from tests.e2e.attack_table import NEVER, TYPED, Attack
 from tests.e2e.conftest import COLLECTION
 from tests.e2e.stack import Stack
@@ -218,12 +218,14 @@ async def test_streams_that_are_left_do_not_stay(attacked: Stack) -> None:
     assert status == "OK", details
 
 
-def post(running: Stack, body: bytes, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+def post(
+    running: Stack, body: bytes, headers: dict[str, str] | None = None, path: str = "/v1/chat/completions"
+) -> tuple[int, bytes]:
     host, port = running.state.http.removeprefix("http://").rsplit(":", 1)
     connection = http.client.HTTPConnection(host, int(port), timeout=WAIT_S)
     try:
         sent = {"content-type": "application/json", **(headers or {})}
-        connection.request("POST", "/v1/chat/completions", body=body, headers=sent)
+        connection.request("POST", path, body=body, headers=sent)
         response = connection.getresponse()
         return response.status, response.read()
     finally:
@@ -234,6 +236,15 @@ def post(running: Stack, body: bytes, headers: dict[str, str] | None = None) -> 
 def test_a_body_that_nobody_sends(attacked: Stack, name: str) -> None:
     body, status = BODIES[name]
     got, said = post(attacked, body)
+    assert got == status, said[:500]
+    assert b"error" in said
+    assert len(said) < 4096, "nobody is sent back what he sent"
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_a_prompt_that_nobody_sends(attacked: Stack, name: str) -> None:
+    body, status = PROMPTS[name]
+    got, said = post(attacked, body, path="/v1/completions")
     assert got == status, said[:500]
     assert b"error" in said
 
