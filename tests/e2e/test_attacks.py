@@ -11,6 +11,8 @@ import contextlib
 import http.client
 import resource
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -20,6 +22,7 @@ import grpc
 import pytest
 
 from cluster.local import launcher
+from cluster.paths import PROJECT_ROOT
 from protos.kvquilt.v1 import common_pb2, ingest_pb2
 from shared.clients import generation, ingest, rag
 from shared.clients.grpc_transport import CHANNEL_OPTIONS
@@ -309,3 +312,12 @@ async def test_a_call_of_what_is_not_there(attacked: Stack, application: str, me
             await call(question(), metadata=(("application", application),), timeout=WAIT_S)
     assert failed.value.code().name in {"UNIMPLEMENTED", "NOT_FOUND", "INVALID_ARGUMENT", "INTERNAL"}
     assert str(attacked.data_dir) not in (failed.value.details() or "")
+
+
+def test_whatever_is_drawn_for_every_rpc_is_answered_in_its_words(attacked: Stack) -> None:
+    """`make fuzz` with a running system for its target; it ends with 0 if nothing was wrong."""
+    command = [sys.executable, "-m", "tests.fuzz", "--seconds", "10", "--seed", "17"]
+    command += ["--target", f"grpc://{attacked.target}", "--data-dir", str(attacked.data_dir)]
+    fuzzed = subprocess.run(command, cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=240)
+    assert fuzzed.returncode == 0, fuzzed.stdout + fuzzed.stderr
+    assert "rounds" in fuzzed.stdout
