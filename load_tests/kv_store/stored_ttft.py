@@ -136,6 +136,7 @@ def stored_source(
 ) -> Iterator[tuple[StoreSegmentSource, Callable[[], list[Path]]]]:
     """A source over a node's store, which lives on an event loop of its own thread; and the files of its
     chunks. ``auth``: whose secret seals them; None: nothing is sealed."""
+    keys = seal_keys_of(auth) if auth is not None else None
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -145,7 +146,7 @@ def stored_source(
             stack.enter_async_context(disk_node(directory, auth=auth)), loop
         ).result()
         yield (
-            StoreSegmentSource(node, "", loop, KvShape.of_model(model), keys=auth and seal_keys_of(auth)),
+            StoreSegmentSource(node, "", loop, KvShape.of_model(model), keys=keys),
             lambda: sorted(directory.glob("c*/**/*.arrow")),
         )
     finally:
