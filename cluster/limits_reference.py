@@ -15,6 +15,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescr
 from cluster.compose import SERVICERS
 from cluster.config import QuiltConfig
 from cluster.models.settings import SECTIONS
+from services.gateway.http.heard import MOST_LOGPROBS
 from services.ingestion.checks import MAX_ID_LEN
 from services.ingestion.config import ParsingConfig
 from services.retrieval.asked import MAX_QUERIES
@@ -30,6 +31,7 @@ _NODE = {"kv_store_node": ("NodeStore",)}
 _RANGES = {
     "samples per question (`sampling.n`), beams (`beams.width`)": f"1 to {MAX_SAMPLES}",
     "`sampling.top_logprobs`": f"0 to {MAX_TOP_LOGPROBS}",
+    "log-probabilities of an answer in one piece over HTTP": f"at most {MOST_LOGPROBS}",
     "`beams.length_penalty`": f"{-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}",
     "`ape.temperature`, `ape.scale`": f"above 0, at most {MAX_APE:g}",
     "`k` of a search": f"at most {MAX_K}",

@@ -22,10 +22,21 @@ KvquiltError
 └── InternalError           a bug; the log has the rest                              INTERNAL
 
 ``detail`` is for the caller: it names the field and the remedy and holds no path, address or trace of the
-server. What only an operator may see goes into the log message.
+server. What only an operator may see goes into the log message. A detail that quotes much is told without its
+middle: it travels in a trailer, for which gRPC has 8 KiB, twice, with up to three bytes for one.
 """
 
 from __future__ import annotations
+
+_FIRST_BYTES, _LAST_BYTES = 1000, 500
+
+
+def _short(detail: str) -> str:
+    data = detail.encode(errors="replace")
+    if len(data) <= _FIRST_BYTES + _LAST_BYTES:
+        return detail
+    first, last = (part.decode(errors="ignore") for part in (data[:_FIRST_BYTES], data[-_LAST_BYTES:]))
+    return f"{first} … {last}"
 
 
 class KvquiltError(Exception):
@@ -37,8 +48,8 @@ class KvquiltError(Exception):
     retry_after_s: float | None = None
 
     def __init__(self, detail: str) -> None:
-        super().__init__(detail)
-        self.detail = detail
+        self.detail = _short(detail)
+        super().__init__(self.detail)
 
 
 class InvalidRequest(KvquiltError):

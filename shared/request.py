@@ -37,13 +37,15 @@ def check_name(field: str, value: str) -> str:
 class RequestContext:
     """``deadline_s`` is an instant of ``time.monotonic()`` of this process. ``signer`` tells the services
     that are called on the way who asked; None: they are told the tenant alone. ``traceparent``: the span that
-    what is done now stands below (``shared.tracing``); empty: nobody asked for a trace."""
+    what is done now stands below (``shared.tracing``); empty: nobody asked for a trace. ``outside``: what is
+    asked is what a caller says, and no service said it for him."""
 
     request_id: str
     principal: Principal
     deadline_s: float
     signer: Signer | None = field(default=None, repr=False, compare=False)
     traceparent: str = ""
+    outside: bool = field(default=False, compare=False)
 
     @classmethod
     def create(

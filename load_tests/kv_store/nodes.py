@@ -15,6 +15,8 @@ from services.kv_store.node.agent import Agent
 from services.kv_store.node.builder import Node, build_node
 from shared.errors import NotFound
 from shared.kv_stores import NodeAgent
+from shared.principals.config import AuthConfig
+from shared.seals import seal_keys_of
 
 _NODE = "only"
 
@@ -36,17 +38,27 @@ class OnlyNode:
 
 def only_node(config: KvStoreConfig, objects: Blobs | None = None) -> Node:
     """Looks at every file that is there."""
-    return build_node(_NODE, config, OnlyNode(), partial(FlightServer, "127.0.0.1"), objects)
+    keys = seal_keys_of(config.auth) if config.auth.secret_file else None
+    return build_node(_NODE, config, OnlyNode(), partial(FlightServer, "127.0.0.1"), objects, keys=keys)
 
 
 @asynccontextmanager
 async def disk_node(
-    directory: Path, objects: Blobs | None = None, fetch: FetchConfig | None = None
+    directory: Path,
+    objects: Blobs | None = None,
+    fetch: FetchConfig | None = None,
+    auth: AuthConfig | None = None,
 ) -> AsyncGenerator[Agent, None]:
-    """Its chunks lie on disk, and in ``objects`` if given; none in shared memory."""
+    """Its chunks lie on disk, and in ``objects`` if given; none in shared memory. ``auth``: whose secret
+    seals them; None: nothing is sealed."""
     directory.mkdir(parents=True, exist_ok=True)
     no_memory = MemoryConfig(capacity_bytes=0)
-    config = KvStoreConfig(str(directory.absolute()), memory=no_memory, fetch=fetch or FetchConfig())
+    config = KvStoreConfig(
+        str(directory.absolute()),
+        memory=no_memory,
+        fetch=fetch or FetchConfig(),
+        auth=auth or AuthConfig(),
+    )
     node = only_node(config, objects)
     try:
         yield node.agent

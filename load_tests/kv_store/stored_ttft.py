@@ -27,7 +27,9 @@ from shared.identity import chunk_identity
 from shared.measuring.asking import random_ids, timings_of
 from shared.measuring.report import Measurement, measured
 from shared.measuring.shapes import Shape, build_model
+from shared.principals.config import AuthConfig
 from shared.request import DEFAULT_TENANT
+from shared.seals import seal_keys_of
 from shared.stored_segments.files import KvShape
 from shared.stored_segments.source import StoreSegmentSource
 
@@ -110,21 +112,41 @@ def measure_stored_ttft(
 
 
 @contextmanager
+def stored_engine(
+    directory: Path, model: LoadedModel, contexts: Contexts, auth: AuthConfig | None = None
+) -> Iterator[tuple[Engine, Callable[[], list[Path]]]]:
+    """An engine with room for one of ``contexts``, which are all stored; and the files of their chunks.
+    ``auth``: see ``stored_source``."""
+    tokens = contexts.prefix_len + sum(contexts.chunk_lens)
+    resident_bytes = int(1.3 * tokens * model.spec.kv_bytes_per_token)
+    with stored_source(directory, model, auth) as (source, paths):
+        engine = Engine(model, EngineConfig(dtype="bfloat16", resident_bytes=resident_bytes), source)
+        try:
+            for request in contexts.requests(model.spec.vocab_size, model.fingerprint):
+                timings_of(engine, request)  # computes the chunks and stores them
+            _wait_until(lambda: len(paths()) == contexts.count * len(contexts.chunk_lens))
+            yield engine, paths
+        finally:
+            engine.shut_down()
+
+
+@contextmanager
 def stored_source(
-    directory: Path, model: LoadedModel
+    directory: Path, model: LoadedModel, auth: AuthConfig | None = None
 ) -> Iterator[tuple[StoreSegmentSource, Callable[[], list[Path]]]]:
     """A source over a node's store, which lives on an event loop of its own thread; and the files of its
-    chunks."""
+    chunks. ``auth``: whose secret seals them; None: nothing is sealed."""
+    keys = seal_keys_of(auth) if auth is not None else None
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     stack = AsyncExitStack()
     try:
         node = asyncio.run_coroutine_threadsafe(
-            stack.enter_async_context(disk_node(directory)), loop
+            stack.enter_async_context(disk_node(directory, auth=auth)), loop
         ).result()
         yield (
-            StoreSegmentSource(node, "", loop, KvShape.of_model(model)),
+            StoreSegmentSource(node, "", loop, KvShape.of_model(model), keys=keys),
             lambda: sorted(directory.glob("c*/**/*.arrow")),
         )
     finally:

@@ -56,27 +56,28 @@ async def _timed(answer: AsyncGenerator[AnswerEvent, None]) -> Times:
 
 
 def added(quiet: Sequence[float], traced: Sequence[float], num_samples: int = 9999) -> Interval:
-    """The median over pairs of what tracing added, as a share of the median without it (bootstrap over
-    pairs)."""
+    """The median over pairs of what tracing added, with its 95 % interval (bootstrap over pairs)."""
     differences = np.array(traced) - np.array(quiet)
-    usual, shape = float(np.median(quiet)), (num_samples, len(differences))
+    shape = (num_samples, len(differences))
     picks = np.random.Generator(np.random.Philox(0)).integers(0, len(differences), shape)
     low, high = np.percentile(np.median(differences[picks], axis=1), [2.5, 97.5])
-    return Interval(float(np.median(differences)) / usual, float(low) / usual, float(high) / usual)
+    return Interval(float(np.median(differences)), float(low), float(high))
 
 
 def findings(pairs: Sequence[Pair]) -> Iterator[Measurement]:
-    """A row of times and one of what was added, in percent, for the first token and for the whole answer."""
+    """A row of times and two of what was added, in milliseconds and in percent of the median without it, for
+    the first token and for the whole answer."""
     for name, field in (("first token", "first_token_s"), ("whole answer", "total_s")):
         quiet: list[float] = [getattr(pair.quiet, field) * MS for pair in pairs]
         traced: list[float] = [getattr(pair.traced, field) * MS for pair in pairs]
         yield measured(f"{name}, traced, p50", traced, "ms", baseline=quiet)
-        share = added(quiet, traced)
-        yield Measurement(
-            f"{name}, added by tracing",
-            100 * share.value,
-            "%",
-            min=100 * share.low,
-            max=100 * share.high,
-            n=len(pairs),
-        )
+        more, percent = added(quiet, traced), 100 / float(np.median(quiet))
+        for what, unit, times in (("time added", "ms", 1.0), ("added", "%", percent)):
+            yield Measurement(
+                f"{name}, {what} by tracing",
+                times * more.value,
+                unit,
+                min=times * more.low,
+                max=times * more.high,
+                n=len(pairs),
+            )

@@ -14,8 +14,10 @@ answer has anything of them is not.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 from shared.answer import Citation
 from shared.search import SearchHit
@@ -25,26 +27,32 @@ MIN_SHARE = 0.5
 _WORD = re.compile(r"\w+")
 
 
-def cite(
-    answer: str, question: str, hits: Sequence[SearchHit], conditioned: bool = True
-) -> tuple[Citation, ...]:
-    """Best supported first; a function of its arguments alone. ``conditioned``: stored KV may have been
-    used."""
-    asked = words(question)
-    contents = [words(f"{hit.title} {hit.chunk.heading} {hit.chunk.text}") for hit in hits]
-    said = (words(answer) - asked) & set().union(*contents) or words(answer)
-    support = [
-        sum(1.0 / sum(word in c for c in contents) for word in sorted(said & content)) for content in contents
-    ]
-    best = max(support, default=0.0)
-    order = sorted(
-        range(len(hits)), key=lambda i: (-support[i], -len(asked & contents[i]), -hits[i].score, i)
-    )
-    cited: dict[str, Citation] = {}
-    for i in order:
-        if best > 0 and support[i] >= MIN_SHARE * best and len(cited) < MAX_CITATIONS:
-            cited.setdefault(hits[i].document_id, _citation(hits, i, conditioned))
-    return tuple(cited.values())
+class Citable:
+    """A context of ``hits``, for all answers that are given from it."""
+
+    def __init__(self, hits: Sequence[SearchHit]) -> None:
+        self._hits = hits
+        self._contents = [words(f"{hit.title} {hit.chunk.heading} {hit.chunk.text}") for hit in hits]
+        self._num_holding = Counter(chain.from_iterable(self._contents))
+
+    def cite(self, answer: str, question: str, conditioned: bool = True) -> tuple[Citation, ...]:
+        """Best supported first; a function of the hits and of its arguments alone. ``conditioned``: stored KV
+        may have been used."""
+        hits, asked = self._hits, words(question)
+        said = (words(answer) - asked) & self._num_holding.keys() or words(answer)
+        support = [
+            sum(1.0 / self._num_holding[word] for word in sorted(said & content))
+            for content in self._contents
+        ]
+        best = max(support, default=0.0)
+        order = sorted(
+            range(len(hits)), key=lambda i: (-support[i], -len(asked & self._contents[i]), -hits[i].score, i)
+        )
+        cited: dict[str, Citation] = {}
+        for i in order:
+            if best > 0 and support[i] >= MIN_SHARE * best and len(cited) < MAX_CITATIONS:
+                cited.setdefault(hits[i].document_id, _citation(hits, i, conditioned))
+        return tuple(cited.values())
 
 
 def _citation(hits: Sequence[SearchHit], index: int, conditioned: bool) -> Citation:

@@ -22,7 +22,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from services.gateway import tracing
-from services.gateway.citations import cite
+from services.gateway.citations import Citable
 from services.gateway.config import GatewayConfig
 from services.gateway.feedback import FeedbackKeeper, GivenAnswer
 from services.gateway.fusion import fuse
@@ -116,6 +116,7 @@ class Pipeline:
         first_token_s = 0.0
         said: dict[int, str] = dict.fromkeys(found.refused, self._config.refusal.text)
         texts: defaultdict[tuple[int, int], str] = defaultdict(str)
+        context = _Sourced(inquiry, found)
         async with aclosing(self._generate(ctx, inquiry, found)) as events:
             async for event in events:
                 match event:
@@ -124,7 +125,8 @@ class Pipeline:
                         texts[event.question, event.sample] += event.text
                         yield event
                     case BranchDoneEvent():
-                        text = _text(event, texts.pop((event.question, event.sample), ""), inquiry, found)
+                        said_before = texts.pop((event.question, event.sample), "")
+                        text = await asyncio.to_thread(context.text, event, said_before)
                         said.setdefault(event.question, text.text)
                         yield text
                     case SelectedEvent() | ChosenEvent() | MarginTokenEvent() | MarginEvent():
@@ -220,7 +222,9 @@ class Pipeline:
             result = await self._retriever.search(
                 stage.ctx, inquiry.collection, inquiry.questions, k, options.mode, options.filters
             )
-            refused = refusals(inquiry.refusal, self._config.refusal, inquiry.questions, result.rankings)
+            refused = await asyncio.to_thread(  # questions may be long
+                refusals, inquiry.refusal, self._config.refusal, inquiry.questions, result.rankings
+            )
             hits = self._config.order.arrange(fuse(result.rankings, k, self._config.rrf_constant))
             tracing.found_by(stage, inquiry, hits)
         answering = len(refused) < len(inquiry.questions)
@@ -274,7 +278,17 @@ async def _both(
     return found, model
 
 
-def _text(end: BranchDoneEvent, text: str, inquiry: Inquiry, found: _Found) -> AnswerText:
-    whole = text + end.text
-    citations = cite(whole, inquiry.questions[end.question], found.retrieved.hits, found.reuses)
-    return AnswerText(end.question, end.sample, whole, end.finish_reason, citations, end.score)
+class _Sourced:
+    """Finds the sources of what was generated over it. How long that takes is up to what callers bring along,
+    so it is not for the event loop."""
+
+    def __init__(self, inquiry: Inquiry, found: _Found) -> None:
+        self._inquiry, self._found = inquiry, found
+        self._citable: Citable | None = None
+
+    def text(self, end: BranchDoneEvent, before: str) -> AnswerText:
+        """``before``: what the branch has told."""
+        whole, question = before + end.text, self._inquiry.questions[end.question]
+        self._citable = self._citable or Citable(self._found.retrieved.hits)
+        citations = self._citable.cite(whole, question, self._found.reuses)
+        return AnswerText(end.question, end.sample, whole, end.finish_reason, citations, end.score)

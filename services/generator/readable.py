@@ -6,14 +6,19 @@ Text and token ids are the caller's own. What he may not read and what is not th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from services.generator.identified import Identified
-from shared.errors import NotFound
+from shared.errors import KvquiltError, NotFound
+from shared.generation.told import DoneEvent
 from shared.kv_stores import ReadableChunks
 from shared.principals.principal import Role
 from shared.readers import reads_everything
 from shared.request import RequestContext
+
+log = logging.getLogger(__name__)
 
 
 class ReadableParents:
@@ -45,4 +50,19 @@ class ReadableParents:
         """Those of which the caller may know that their KV was there."""
         if self._store is None or reads_everything(ctx.principal):
             return frozenset(chunk_ids)
-        return frozenset(await self._store.readable(ctx, chunk_ids))
+        return frozenset(await self._store.readable(ctx, list(dict.fromkeys(chunk_ids))))
+
+    async def counted(self, ctx: RequestContext, done: DoneEvent) -> DoneEvent:
+        """As it may be told: KV that no document has which the caller may read is counted as if it had not
+        been there, whether another document has it or none."""
+        counts = done.counts
+        if counts is None or self._store is None or reads_everything(ctx.principal):
+            return done
+        there = [chunk_id for chunk_id, _ in counts.chunks if chunk_id not in counts.lost]
+        try:
+            told = await self.told(ctx, there) if there else frozenset(there)
+        except KvquiltError as error:  # who cannot be asked has nothing
+            log.warning("usage tells of no stored KV: %s", error.code)
+            told = frozenset()
+        shown = counts.without([chunk_id for chunk_id in there if chunk_id not in told])
+        return replace(done, usage=replace(done.usage, **shown.of(done.usage.prompt_tokens)))

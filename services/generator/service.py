@@ -192,6 +192,8 @@ class Generator:
                         elif isinstance(event, DoneEvent):
                             event = end_of(event, plan.request.chunks, plan.reusing, decision)
                         followed.on(event)
+                        if isinstance(event, DoneEvent):
+                            event = await self._parents.counted(ctx, event)
                         yield event
         finally:
             await cancelled([task for task in (choosing, reading) if task is not None])
@@ -233,6 +235,8 @@ class Generator:
                     elif isinstance(event, DoneEvent):
                         event = end_of(event, chunks, reusing)
                     followed.on(event)
+                    if isinstance(event, DoneEvent):
+                        event = await self._parents.counted(ctx, event)
                     yield event
 
     def resident_chunk_ids(self) -> Sequence[str]:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from protos.kvquilt.v1 import kv_store_pb2 as pb
+from services.kv_store.documents.naming import check_named
 from shared.clients.health import ServiceHealth
 from shared.errors import InvalidRequest
 from shared.kv_stores import Store
@@ -65,7 +66,10 @@ class StoreHandlers(HealthServicer):
         self, request: pb.PutManifestRequest, ctx: RequestContext
     ) -> pb.PutManifestResponse:
         manifest = MANIFEST.of(request.manifest)
-        deleted = await self._store.put_manifest(ctx, replace(manifest, tenant=manifest.tenant or ctx.tenant))
+        manifest = replace(manifest, tenant=manifest.tenant or ctx.tenant)
+        if ctx.outside:
+            await check_named(self._store, ctx, manifest)
+        deleted = await self._store.put_manifest(ctx, manifest)
         return pb.PutManifestResponse(deleted_chunk_ids=deleted)
 
     @unary

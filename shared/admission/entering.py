@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from shared import log as logs
@@ -33,7 +33,7 @@ class Entering:
         logs.bind(stage.ctx)
         check_request(request, _limits(service))
         self._enter(service, stage.ctx, request)
-        return stage.ctx
+        return replace(stage.ctx, outside=self.outside)
 
     async def checked(
         self, service: object, requests: AsyncIterator[Any], context_of: Callable[[Meta], RequestContext]

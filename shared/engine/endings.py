@@ -34,7 +34,8 @@ class Endings:
         self._forget(job)
         now = time.monotonic()
         stages, loads = stages_of(job, now), job.clock.loads()
-        job.emit(DoneEvent(job.usage(), job.clock.timings(now), stages=stages, loads=loads))
+        done = DoneEvent(job.usage(), job.clock.timings(now), stages=stages, loads=loads, counts=job.counts())
+        job.emit(done)
 
     def fail(self, job: Job, error: KvquiltError) -> None:
         self._forget(job)

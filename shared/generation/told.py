@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from shared.errors import KvquiltError
+from shared.generation.counted import ContextCounts
 from shared.generation.modes import ReuseMode
 from shared.generation.selection import Reading, SelectionTimings
 
@@ -258,14 +259,16 @@ class TierLoad:
 @dataclass(frozen=True, slots=True)
 class DoneEvent:
     """The request is complete. No event follows. ``chunk_ids``: of its chunks, in order; the service adds
-    them. For callers in the engine's process alone ``stages``, of a request that is traced, and ``loads``, of
-    each tier that it loaded chunks from."""
+    them. For callers in the engine's process alone ``stages``, of a request that is traced, ``loads``, of
+    each tier that it loaded chunks from, and ``counts``, which the tokens of its chunks in ``usage`` follow
+    from."""
 
     usage: Usage
     timings: Timings
     chunk_ids: tuple[str, ...] = ()
     stages: tuple[StageTime, ...] = ()
     loads: tuple[TierLoad, ...] = ()
+    counts: ContextCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)

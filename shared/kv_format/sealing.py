@@ -111,6 +111,11 @@ class SealKeys:
         if not hmac.compare_digest(self._known(key_id).record_code_of(covered), code):
             raise ValueError("its seal is not of this installation: it was forged, or damaged")
 
+    @property
+    def for_new(self) -> SealKeys:
+        """The same keys for what comes in, and so has no seal yet."""
+        return SealKeys(tuple(self._keys.values()))
+
     def check_unsealed(self) -> None:
         """What has no MAC. Raises ``ValueError`` where it must have one."""
         if self._required:

@@ -11,6 +11,8 @@ import contextlib
 import http.client
 import resource
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -20,12 +22,13 @@ import grpc
 import pytest
 
 from cluster.local import launcher
+from cluster.paths import PROJECT_ROOT
 from protos.kvquilt.v1 import common_pb2, ingest_pb2
 from shared.clients import generation, ingest, rag
 from shared.clients.grpc_transport import CHANNEL_OPTIONS
 from tests.e2e import attack_table
 from tests.e2e import stack as stacks
-from tests.e2e.attack_inputs import BODIES, DOCUMENTS, EXPLORED, QUESTIONS, question
+from tests.e2e.attack_inputs import BODIES, DOCUMENTS, EXPLORED, PROMPTS, QUESTIONS, question
 from tests.e2e.attack_table import NEVER, TYPED, Attack
 from tests.e2e.conftest import COLLECTION
 from tests.e2e.stack import Stack
@@ -218,12 +221,14 @@ async def test_streams_that_are_left_do_not_stay(attacked: Stack) -> None:
     assert status == "OK", details
 
 
-def post(running: Stack, body: bytes, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+def post(
+    running: Stack, body: bytes, headers: dict[str, str] | None = None, path: str = "/v1/chat/completions"
+) -> tuple[int, bytes]:
     host, port = running.state.http.removeprefix("http://").rsplit(":", 1)
     connection = http.client.HTTPConnection(host, int(port), timeout=WAIT_S)
     try:
         sent = {"content-type": "application/json", **(headers or {})}
-        connection.request("POST", "/v1/chat/completions", body=body, headers=sent)
+        connection.request("POST", path, body=body, headers=sent)
         response = connection.getresponse()
         return response.status, response.read()
     finally:
@@ -234,6 +239,15 @@ def post(running: Stack, body: bytes, headers: dict[str, str] | None = None) -> 
 def test_a_body_that_nobody_sends(attacked: Stack, name: str) -> None:
     body, status = BODIES[name]
     got, said = post(attacked, body)
+    assert got == status, said[:500]
+    assert b"error" in said
+    assert len(said) < 4096, "nobody is sent back what he sent"
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_a_prompt_that_nobody_sends(attacked: Stack, name: str) -> None:
+    body, status = PROMPTS[name]
+    got, said = post(attacked, body, path="/v1/completions")
     assert got == status, said[:500]
     assert b"error" in said
 
@@ -298,3 +312,12 @@ async def test_a_call_of_what_is_not_there(attacked: Stack, application: str, me
             await call(question(), metadata=(("application", application),), timeout=WAIT_S)
     assert failed.value.code().name in {"UNIMPLEMENTED", "NOT_FOUND", "INVALID_ARGUMENT", "INTERNAL"}
     assert str(attacked.data_dir) not in (failed.value.details() or "")
+
+
+def test_whatever_is_drawn_for_every_rpc_is_answered_in_its_words(attacked: Stack) -> None:
+    """`make fuzz` with a running system for its target; it ends with 0 if nothing was wrong."""
+    command = [sys.executable, "-m", "tests.fuzz", "--seconds", "10", "--seed", "17"]
+    command += ["--target", f"grpc://{attacked.target}", "--data-dir", str(attacked.data_dir)]
+    fuzzed = subprocess.run(command, cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=240)
+    assert fuzzed.returncode == 0, fuzzed.stdout + fuzzed.stderr
+    assert "rounds" in fuzzed.stdout

@@ -93,8 +93,12 @@ async def _target(asked: argparse.Namespace) -> AsyncIterator[Target]:
 
 def _pids(data_dir: Path | None) -> dict[str, int]:
     """Of the services' processes."""
-    state = RunDirectory(data_dir).state() if data_dir is not None else None
-    titles = {pid: _title(pid) for pid in (session_members(state.pid) if state is not None else ())}
+    if data_dir is None:
+        return {}
+    state = RunDirectory(data_dir).running()
+    if state is None:
+        sys.exit(f"--data-dir: no system runs on {data_dir}; leave it out for one on another machine")
+    titles = {pid: _title(pid) for pid in session_members(state.pid)}
     return {f"{title} {pid}": pid for pid, title in titles.items() if title.startswith("ray::")}
 
 

@@ -11,6 +11,7 @@ from load_tests.benchmark import line
 from load_tests.kv_store.__main__ import StorePlan, measure
 from load_tests.kv_store.stored_chunks import ChunkShape
 from load_tests.kv_store.stored_ttft import Contexts
+from load_tests.seals.__main__ import measure as measure_seals
 from shared.measuring.report import measured
 from shared.measuring.shapes import Shape
 from tests.minio_server import S3Server
@@ -46,3 +47,17 @@ def test_rates_are_printed_in_gigabytes_per_second_with_their_ratio() -> None:
     printed = line(measured("load", [2e9, 3e9, 4e9], "byte/s", better="higher", baseline=2e9))
     assert "3 GB/s" in printed
     assert "1.50 x 2" in printed
+
+
+def test_what_seals_cost_is_found_by_pairs_of_sealed_and_unsealed_kv(tmp_path: Path) -> None:
+    found = {m.name: m for m in measure_seals(tmp_path, TINY_MODEL, Contexts((24, 24), 5, 6), num_pairs=3)}
+    sealed, ratio = found["ttft_sealed"], found["ttft_sealed_over_unsealed"]
+    assert (sealed.n, ratio.n) == (3, 3)
+    assert ratio.min is not None
+    assert ratio.max is not None
+    assert 0 < ratio.min <= ratio.value <= ratio.max
+    sizes = {
+        name: {path.stat().st_size for path in (tmp_path / name).glob("c*/**/*.arrow")}
+        for name in ("sealed-True", "sealed-False")
+    }
+    assert min(sizes["sealed-True"]) > max(sizes["sealed-False"]), "a seal takes room"

@@ -7,12 +7,12 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
 
-from shared.answer import AnswerDone, AnswerUsage, Inquiry, RetrievalOptions, Retrieved
+from shared.answer import AnswerDone, AnswerUsage, HandedDocument, Inquiry, RetrievalOptions, Retrieved
 from shared.clients.channels import channel_to
 from shared.documents import SourceDocument, Stage
 from shared.errors import KvquiltError
@@ -21,7 +21,7 @@ from shared.generation.asked import SamplingParams
 from shared.generation.forest import Edit
 from shared.generation.orders import ForestOrder
 from shared.generation.pieces import Conditioned
-from shared.generation.told import Usage
+from shared.generation.told import DoneEvent, Usage
 from shared.kv_types import Manifest, ManifestChunk, Origin
 from shared.principals.principal import Role
 from shared.search import SearchMode
@@ -256,7 +256,7 @@ def test_lists_counts_answers_and_citations_are_of_ones_own_documents(world: Wor
 
 
 def counted(events: list[Any]) -> dict[str, int]:
-    (usage,) = [event.usage for event in events if isinstance(event, AnswerUsage)]
+    (usage,) = [event.usage for event in events if isinstance(event, (AnswerUsage, DoneEvent))]
     return {f.name: n for f in fields(Usage) if isinstance(n := getattr(usage, f.name), int)}
 
 
@@ -337,3 +337,80 @@ def test_a_document_in_the_scope_is_stored_as_its_tenants(world: World) -> None:
         return ended[-1].stage, f"{manifest.tenant} in {manifest.kv_scope}"
 
     assert world.run(made()) == (Stage.STORED, "partner in shared")
+
+
+def test_kv_of_what_a_caller_may_not_read_is_counted_as_if_it_were_not_there(world: World) -> None:
+    """He has the text, or guesses it: by `Generate`, and handed over in a question."""
+    acme, colleague = world.acme, world.colleague
+
+    async def generated(client: Client, chunk: ManifestChunk) -> dict[str, int]:
+        piece = Conditioned(chunk.token_ids, (chunk.header_ids,)) if chunk.header_ids else chunk.token_ids
+        order = order_of([piece], ["Why?"], sampling=SamplingParams(max_tokens=1))
+        return counted(await whole(client.generation.generate(client.ctx, order)))
+
+    async def handed(client: Client) -> dict[str, int]:
+        inquiry = Inquiry(
+            *("", ("Why?",)),
+            sampling=SamplingParams(max_tokens=1),
+            documents=(HandedDocument("", f"{OPEN} Nobody may know."),),
+        )
+        return counted([event async for event in client.rag.answer(client.ctx, inquiry)])
+
+    async def asked() -> tuple[list[dict[str, int]], list[dict[str, int]]]:
+        await ingest(acme, "board", {"b.md": f"The board sold the mine.\n\n{OPEN}"}, readers=("board",))
+        first = (await acme.store.get_manifest(acme.ctx, "board", "b.md")).chunks[0]
+        hidden = [await generated(client, first) for client in (colleague, colleague, acme)]
+        await acme.ingest.delete(acme.ctx, "board", everything=True)
+        world.system.generator.forget([first.chunk_id])
+        hidden.append(await generated(colleague, first))
+        return hidden, [await handed(client) for client in (acme, acme, colleague, colleague)]
+
+    (stored, again, reader, absent), (computed, cached, other, repeated) = world.run(asked())
+    assert stored == again == absent
+    assert reader["reused_tokens"] > absent["reused_tokens"], "it was there"
+    assert other == repeated == computed
+    assert cached["reused_tokens"] > computed["reused_tokens"]
+    assert computed["written_tokens"] > 0 == cached["written_tokens"]
+
+
+@pytest.mark.parametrize("who", ["other", "partner", "colleague"])
+@pytest.mark.parametrize("naming", ["chunk_id", "auxiliary_id"])
+def test_kv_that_is_no_documents_yet_is_named_by_nobody_who_does_not_say_of_what_it_is(
+    world: World, naming: str, who: str
+) -> None:
+    client: Client = getattr(world, who)
+
+    async def told_of() -> list[str]:
+        acme = world.acme
+        (chunk,) = await whole(acme.generation.prefill(acme.ctx, ["The mine below the bridge is closed."]))
+        assert (await world.system.agent.stat(acme.ctx, [chunk.chunk_id]))[0].exists
+        put = client.store.put_manifest
+        return [
+            await told(put(client.ctx, referring(client, **{naming: kv_id})), kv_id)
+            for kv_id in (chunk.chunk_id, "0" * 40)
+        ]
+
+    theirs, absent = world.run(told_of())
+    assert theirs == absent
+    assert "not stored" in theirs
+
+
+def test_a_manifest_may_name_what_its_own_tokens_say(world: World) -> None:
+    async def named() -> None:
+        acme = world.acme
+        model = await acme.generation.describe(acme.ctx)
+        (one,) = await whole(acme.generation.prefill(acme.ctx, ["The mine below the bridge is open."]))
+        chunk = ManifestChunk(one.chunk_id, one.token_ids)
+        manifest = Manifest(
+            *("acme", "mine", "m"),
+            model_fingerprint=model.fingerprint,
+            prefix_ids=model.prefix_ids,
+            chunks=(chunk,),
+            kv_scope="shared",
+        )
+        await acme.store.put_manifest(acme.ctx, manifest)
+        again = replace(manifest, document_id="n", model_fingerprint="")
+        await acme.store.put_manifest(acme.ctx, again)  # a document that acme reads has it
+        await acme.ingest.delete(acme.ctx, "mine", everything=True)
+
+    world.run(named())

@@ -3,15 +3,20 @@ what a descriptor allows."""
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from google.protobuf.message import Message
 
+from cluster.local.state import RunDirectory, StackState
 from protos.kvquilt.v1 import generation_pb2
 from shared.errors import InvalidRequest
 from shared.limits import check_request
 from shared.principals.roles import ROLES
+from tests.fuzz import __main__ as fuzz
 from tests.fuzz.calls import Case, method_of, methods
 from tests.fuzz.messages import MOST_DEADLINE_MS, Known, Messages, parsed
 
@@ -82,3 +87,13 @@ def test_a_case_is_kept_with_its_bytes_and_shown_as_text() -> None:
     assert Case.from_json(case.to_json()) == case
     assert 'reuse: "full"' in str(case)
     assert "no GenerateRequest: ff" in str(case)
+
+
+def test_processes_of_a_running_system_are_found_and_that_there_is_none_is_said(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    with pytest.raises(SystemExit, match="no system runs on"):
+        fuzz._pids(tmp_path)
+    with run.lock():
+        run.write(StackState(os.getpid(), "ready", "", "", "", "", ""))
+        assert fuzz._pids(tmp_path) == {}, "no process here is a service's"
+    assert fuzz._pids(None) == {}

@@ -7,11 +7,12 @@ import importlib
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from shared import errors
-from shared.errors import InternalError, KvquiltError, Overloaded, Unavailable
+from shared.errors import InternalError, InvalidRequest, KvquiltError, Overloaded, Unavailable
 from shared.status import HTTP_STATUS_OF, STATUS_OF, from_status, status_of, to_status
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,3 +102,18 @@ def test_when_to_call_again_reaches_the_caller() -> None:
 def _told_without_a_time() -> tuple[str, str, bytes]:
     name, details = to_status(Overloaded("full"))
     return name, "full", details
+
+
+@pytest.mark.parametrize("quoted", ["x" * 900_000, "\u20ac" * 3000])
+def test_what_an_error_quotes_at_length_leaves_room_for_its_trailer(quoted: str) -> None:
+    error = InvalidRequest(f"mode: {quoted!r} is not one of full, auto; name one")
+    _, details = to_status(error)
+    percent_encoded, base64 = len(quote(error.detail)), len(details) * 4 // 3
+    assert percent_encoded + base64 < 8192
+    assert error.detail.startswith("mode: '")
+    assert error.detail.endswith("is not one of full, auto; name one")
+
+
+def test_a_detail_of_usual_length_is_told_whole() -> None:
+    said = "collection: " + "\u00e9" * 700
+    assert InvalidRequest(said).detail == said

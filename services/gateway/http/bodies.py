@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -40,7 +40,10 @@ def _unicode(text: str) -> str:
     return text
 
 
+ItemT = TypeVar("ItemT")
 BodyText = Annotated[str, AfterValidator(_unicode)]
+BodyList = Annotated[list[ItemT], Field(fail_fast=True)]
+"""The first entry that is wrong ends the reading: a megabyte of them would become a gigabyte of errors."""
 
 
 class Lenient(BaseModel):
@@ -71,7 +74,7 @@ class QuestionBody(Lenient, ABC):
     top_p: float | None = None
     seed: int | None = None
     n: int | None = None
-    stop: BodyText | list[BodyText] | None = None
+    stop: BodyText | BodyList[BodyText] | None = None
 
     collection: BodyText | None = None
     mode: str | None = None

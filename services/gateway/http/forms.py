@@ -57,6 +57,8 @@ async def whole_answer(form: AnswerForm, events: AsyncGenerator[AnswerEvent, Non
     heard = Heard(form.head)
     async with aclosing(events):
         async for event in events:
+            if isinstance(event, TokenEvent) and form.head.logprobs is not None:
+                heard.keep(event)
             heard.note(event)
     return form.whole(heard)
 

@@ -9,9 +9,12 @@ from typing import Literal
 from pydantic import BaseModel
 
 from shared.answer import AnswerEvent, AnswerText, AnswerUsage, Retrieved
+from shared.errors import InvalidRequest
 from shared.generation.told import FinishReason, Timings, TokenEvent, Usage
 
 Finish = Literal["stop", "length"]
+MOST_LOGPROBS = 100_000
+"""Of an answer in one piece, which is kept until it is whole: each takes about a kilobyte."""
 
 
 class PromptTokensDetails(BaseModel):
@@ -96,13 +99,27 @@ _FREE = AnswerUsage(Usage(0, 0, 0, 0), Timings())
 
 @dataclass(slots=True)
 class Heard:
-    """``tokens``: by choice, if log-probabilities were asked for."""
+    """``tokens``: by choice, of an answer in one piece, if log-probabilities were asked for."""
 
     head: AnswerHead
     sources: list[ContextChunk] = field(default_factory=list)
     texts: list[AnswerText] = field(default_factory=list)
     tokens: defaultdict[int, list[TokenEvent]] = field(default_factory=lambda: defaultdict(list))
     cost: AnswerUsage = _FREE
+    num_logprobs: int = 0
+
+    def keep(self, event: TokenEvent) -> None:
+        """
+        Raises:
+            InvalidRequest: there are more log-probabilities than an answer in one piece tells.
+        """
+        self.num_logprobs += 1 + len(event.top_logprobs)
+        if self.num_logprobs > MOST_LOGPROBS:
+            raise InvalidRequest(
+                f"logprobs: the answer has more than the {MOST_LOGPROBS} that can be told in one piece; ask "
+                "with stream: true, or for less of max_tokens, n and top_logprobs"
+            )
+        self.tokens[self.head.choice(event)].append(event)
 
     def note(self, event: AnswerEvent) -> None:
         match event:
@@ -116,8 +133,6 @@ class Heard:
                     )
                     for hit in event.hits
                 ]
-            case TokenEvent() if self.head.logprobs is not None:
-                self.tokens[self.head.choice(event)].append(event)
             case AnswerText():
                 self.texts.append(event)
             case AnswerUsage():

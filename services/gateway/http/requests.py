@@ -16,6 +16,7 @@ from pydantic import Field
 from services.gateway.http.bodies import (
     MAX_LOGPROBS,
     MAX_NUMBER,
+    BodyList,
     BodyText,
     Lenient,
     QuestionBody,
@@ -36,7 +37,7 @@ class ChatPart(Lenient):
 
 class ChatMessage(Lenient):
     role: str
-    content: BodyText | list[ChatPart] | None = None
+    content: BodyText | BodyList[ChatPart] | None = None
 
 
 class ChatDocument(Lenient):
@@ -62,11 +63,11 @@ class ChatRequest(QuestionBody):
         "service_tier": ("auto", "default"),
     }
 
-    messages: list[ChatMessage]
+    messages: BodyList[ChatMessage]
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_NUMBER)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    documents: list[ChatDocument] | None = None
+    documents: BodyList[ChatDocument] | None = None
 
     @property
     def names(self) -> Mapping[str, str]:

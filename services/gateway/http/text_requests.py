@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
-from services.gateway.http.bodies import MAX_LOGPROBS, BodyText, QuestionBody
+from services.gateway.http.bodies import MAX_LOGPROBS, BodyList, BodyText, QuestionBody
 from services.gateway.http.heard import AskedLogprobs
 from shared.answer import Inquiry
 
@@ -24,7 +24,7 @@ class TextRequest(QuestionBody):
         "suffix": ("",),
     }
 
-    prompt: BodyText | list[BodyText]
+    prompt: BodyText | BodyList[BodyText]
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
     @field_validator("prompt", mode="before")

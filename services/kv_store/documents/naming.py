@@ -7,12 +7,34 @@ from contextlib import suppress
 
 from services.kv_store.documents.catalog import Document
 from services.kv_store.documents.documents import Documents
-from shared.errors import CorruptData, NewerFormat, NotFound
+from shared.errors import CorruptData, FailedPrecondition, NewerFormat, NotFound
+from shared.kv_stores import ReadableChunks
 from shared.kv_types import Manifest
-from shared.principals.principal import Principal
+from shared.principals.principal import Principal, Role
+from shared.request import RequestContext
 
 MOST_READ = 8
 """Documents whose texts are compared, for each auxiliary id."""
+
+
+async def check_named(store: ReadableChunks, ctx: RequestContext, manifest: Manifest) -> None:
+    """Of a manifest that a caller made: it may name KV that follows from its own token ids, and KV of
+    documents that he may read. KV that is no document's yet is known by its identity alone, whosever it is.
+
+    Raises:
+        FailedPrecondition: it names other KV, whether that is there or not.
+    """
+    if ctx.principal.may(Role.INTERNAL):
+        return
+    others = sorted(set(manifest.kv_ids) - manifest.derived_ids)
+    if unknown := set(others).difference(await store.readable(ctx, others) if others else ()):
+        raise not_stored(len(unknown), manifest)
+
+
+def not_stored(num_missing: int, manifest: Manifest) -> FailedPrecondition:
+    return FailedPrecondition(
+        f"{num_missing} of {len(manifest.kv_ids)} chunks of the document are not stored; prefill them again"
+    )
 
 
 def unreadable_ids(documents: Documents, manifest: Manifest, who: Principal) -> set[str]:

@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from services.kv_store.documents.catalog import Document, Removal
 from services.kv_store.documents.documents import Documents, absent
-from services.kv_store.documents.naming import unreadable_ids
+from services.kv_store.documents.naming import not_stored, unreadable_ids
 from services.kv_store.documents.quotas import storer_of
 from services.kv_store.fetching.nodes import Neighbours
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.tiers.chunk_names import check_chunk_ids
 from services.kv_store.upkeep.upkeep import Upkeep
-from shared.errors import FailedPrecondition, InvalidRequest, KvquiltError, Unavailable
+from shared.errors import InvalidRequest, KvquiltError, Unavailable
 from shared.kv_stores import NodeAgent
 from shared.kv_types import AlikeDocuments, Chain, DeletedChunks, Manifest, ManifestPage
 from shared.readers import checked_readers, checked_sections, taken
@@ -167,9 +167,7 @@ class HomeDocuments:
                 f"{len(missing)} chunks of the document may lie on nodes that do not answer; retry"
             )
         if missing:
-            raise FailedPrecondition(
-                f"{len(missing)} of {len(ids)} chunks of the document are not stored; prefill them again"
-            )
+            raise not_stored(len(missing), manifest)
 
     async def _finish(self, ctx: RequestContext, removal: Removal | None) -> list[str]:
         """Chunks that went with ``removal``, for all that the caller is told: of documents that it may not

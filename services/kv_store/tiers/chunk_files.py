@@ -23,11 +23,11 @@ def verified(path: Path, chunk_id: str, keys: SealKeys | None = None) -> ChunkSu
 
 
 def sealed(path: Path, chunk_id: str, keys: SealKeys | None) -> ChunkSummary:
-    """``verified``, and gives the file a MAC of the current key where it has none. None: nothing is sealed
-    here."""
+    """``verified`` of a file that comes in, and gives it a MAC of the current key where it has none, whether
+    stored ones must have it or not. None: nothing is sealed here."""
     if keys is None:
         return verified(path, chunk_id)
-    return _checked(seal_chunk(path, keys, chunk_id), chunk_id)
+    return _checked(seal_chunk(path, keys.for_new, chunk_id), chunk_id)
 
 
 def _checked(summary: ChunkSummary, chunk_id: str) -> ChunkSummary:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from shared.engine.admission import check_recompute
@@ -21,6 +21,7 @@ from shared.engine.modes.token_selection import num_private
 from shared.engine.scheduler import Demand
 from shared.errors import InvalidRequest
 from shared.generation.asked import GenerateRequest, SamplingParams, total_len
+from shared.generation.counted import ContextCounts
 from shared.generation.forest import Command
 from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.told import Usage
@@ -233,32 +234,39 @@ class ContextJob(Job):
             return Demand(count, private * self.host.spec.kv_bytes_per_token)
         return Demand(count, sum(branch.segment.num_bytes for branch in self.branches()))
 
+    def num_own(self) -> int:
+        """Tokens of the prompt that are computed for the request, whatever is stored."""
+        return sum(map(len, self.request.questions))
+
     def usage(self) -> Usage:
-        request, selected, num_blended = self.request, self.selected or (), self.num_blended
-        context, questions = total_len(request.chunks), sum(map(len, request.questions))
-        lost = _tokens_of(request, self.lost | self.late)
-        if not request.reuse.row.stored:
-            recomputed = context
-        elif num_blended is not None:
-            recomputed = min(context, len(lost) + num_blended)
-        else:
-            recomputed = len(lost.union(selected))
-        prompt, recomputed = len(request.prefix_ids) + context + questions, recomputed + questions
-        loaded = sum(len(self.entries[key].token_ids) for key in self.fetched - self.lost - self.late)
-        chosen = len(selected) if num_blended is None else num_blended
-        isolated = sum(len(self.entries[key].token_ids) for key in self.isolated)
-        return Usage(
-            prompt,
-            prompt - recomputed,
-            recomputed,
+        request, counts = self.request, self.counts()
+        context, own = total_len(request.chunks), self.num_own()
+        usage = Usage(
+            len(request.prefix_ids) + context + own,
+            len(request.prefix_ids),
+            context + own,
             self.generated,
-            loaded,
-            chosen,
-            isolated_tokens=isolated,
+            selected_tokens=len(self.selected or ()) if self.num_blended is None else self.num_blended,
+            isolated_tokens=sum(len(self.entries[key].token_ids) for key in self.isolated),
             adapter=request.adapter if self.adapter is not None else "",
             drafted_tokens=self.drafts.drafted_tokens,
             accepted_tokens=self.drafts.accepted_tokens,
-            written_tokens=len(_tokens_of(request, self.lost)),
+        )
+        return usage if counts is None else replace(usage, **counts.of(usage.prompt_tokens))
+
+    def counts(self) -> ContextCounts | None:
+        """None: its mode uses nothing that is stored."""
+        request = self.request
+        if not request.reuse.row.stored:
+            return None
+        return ContextCounts(
+            tuple((chunk.chunk_id, len(chunk.token_ids)) for chunk in request.chunks),
+            self.num_own(),
+            frozenset(self.lost),
+            frozenset(self.late),
+            frozenset(self.fetched),
+            self.selected or (),
+            self.num_blended,
         )
 
     def _work(self, owner: Grower) -> BranchWork:
@@ -272,13 +280,3 @@ class ContextJob(Job):
             self.adapter,
             owner.drafter,
         )
-
-
-def _tokens_of(request: GenerateRequest, chunk_ids: Collection[str]) -> set[int]:
-    """Tokens of the context that are in these chunks; a chunk's where it stands first."""
-    places: dict[str, range] = {}
-    start = 0
-    for chunk in request.chunks:
-        places.setdefault(chunk.chunk_id, range(start, start + len(chunk.token_ids)))
-        start += len(chunk.token_ids)
-    return {token for chunk_id in chunk_ids for token in places[chunk_id]}

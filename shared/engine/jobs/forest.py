@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from shared.engine.admission import check_stop
 from shared.engine.decoding.draws import RowOutcome
@@ -34,7 +34,7 @@ from shared.engine.scheduler import Demand
 from shared.errors import InvalidRequest, KvquiltError
 from shared.generation.forest import Append, Close, Command, Edit, Fork, Grow, Merge, Prune, Rewind, Start
 from shared.generation.pieces import ids_of
-from shared.generation.told import AppliedEvent, GrownEvent, RefusedEvent, RestedEvent, Usage
+from shared.generation.told import AppliedEvent, GrownEvent, RefusedEvent, RestedEvent
 
 
 @dataclass(slots=True, eq=False)
@@ -112,11 +112,9 @@ class ForestJob(ContextJob):
         """At least one branch, whatever it is told next."""
         return Demand(max(self._num_busy, 1), ContextJob.demand(self).private_bytes)
 
-    def usage(self) -> Usage:
-        """Tokens that it was given count as prompt."""
-        usage = ContextJob.usage(self)
-        prompt, recomputed = usage.prompt_tokens + self.num_given, usage.recomputed_tokens + self.num_given
-        return replace(usage, prompt_tokens=prompt, recomputed_tokens=recomputed)
+    def num_own(self) -> int:
+        """Also tokens that it was given."""
+        return ContextJob.num_own(self) + self.num_given
 
     # --- commands ------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from shared.engine.kv.residency import Entry
 from shared.engine.model.adapting import AdapterWeights
 from shared.engine.model.model import LoadedModel
 from shared.generation.asked import GenerateRequest, PrefillRequest
+from shared.generation.counted import ContextCounts
 from shared.generation.told import Event, TierLoad, Timings, Usage
 
 log = logging.getLogger(__name__)
@@ -183,6 +184,10 @@ class Job(ABC):
 
     @abstractmethod
     def usage(self) -> Usage: ...
+
+    def counts(self) -> ContextCounts | None:
+        """What ``usage`` is counted by, if it uses stored KV for an answer."""
+        return None
 
     def emit(self, event: Event) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import Any
 
 import httpx2
@@ -11,7 +12,10 @@ from fastapi import FastAPI
 
 from services.gateway.config import GatewayConfig, HttpConfig
 from services.gateway.handed import check_source
+from services.gateway.http.forms import chunks
+from services.gateway.http.heard import MOST_LOGPROBS, AnswerHead, AskedLogprobs
 from services.gateway.http.routes import http_app
+from services.gateway.http.text_completions import TextForm
 from services.gateway.pipeline import Pipeline
 from services.gateway.prefetch import Prefetching
 from services.generator.events import spelt
@@ -23,7 +27,7 @@ from shared.generation.told import TokenEvent
 from shared.prompt import PromptTokenizer
 from shared.wire.answer import INQUIRY
 from tests.unit.gateway.fakes import FakeGenerator, FakeRetriever, hit
-from tests.unit.gateway.test_http_routes import HITS, WHO, app, ask, chunks_of, client
+from tests.unit.gateway.test_http_routes import HITS, NOW_S, WHO, app, ask, chunks_of, client
 
 WHEN = "When was it built?"
 DOCUMENTS = [{"title": "Bridge", "text": "Orla Venn built it"}, {"text": "Rain is expected"}]
@@ -33,19 +37,23 @@ class Spelling(FakeGenerator):
     """Says what its tokens are, as the generator does where log-probabilities were asked for."""
 
     async def generate(self, ctx: Any, order: Any) -> Any:
-        async for event in super().generate(ctx, order):
-            if isinstance(event, TokenEvent) and order.sampling.top_logprobs:
-                event = TokenEvent(
-                    event.question,
-                    event.sample,
-                    event.token_id,
-                    event.text,
-                    -0.5,
-                    ((9, -0.25), (event.token_id, -0.5), (7, float("-inf"))),
-                    token=event.text,
-                    top_tokens=("\ufffd", event.text, "x"),
-                )
-            yield event
+        async with aclosing(super().generate(ctx, order)) as events:
+            async for event in events:
+                yield self._spelt(event) if order.sampling.top_logprobs else event
+
+    def _spelt(self, event: Any) -> Any:
+        if not isinstance(event, TokenEvent):
+            return event
+        return TokenEvent(
+            event.question,
+            event.sample,
+            event.token_id,
+            event.text,
+            -0.5,
+            ((9, -0.25), (event.token_id, -0.5), (7, float("-inf"))),
+            token=event.text,
+            top_tokens=("\ufffd", event.text, "x"),
+        )
 
 
 def serving(generator: FakeGenerator | None = None) -> FastAPI:
@@ -113,6 +121,25 @@ async def test_log_probabilities_of_a_chat_have_bytes_where_a_token_is_whole(str
     assert (part.bytes, chosen.token, unlikely.logprob) == (None, "Orla", -9999.0)
     plain = await ask(serving())
     assert plain.choices[0].logprobs is None
+
+
+async def test_log_probabilities_that_are_kept_until_an_answer_is_whole_are_bounded() -> None:
+    num_tokens = MOST_LOGPROBS // 4 + 1  # each with three others
+    generator = Spelling({WHO: "Orla " * num_tokens})
+    asked = {"logprobs": True, "top_logprobs": 3}
+    with pytest.raises(openai.BadRequestError, match="stream: true") as refused:
+        await ask(serving(generator), **asked)
+    assert (refused.value.param, generator.closed) == ("logprobs", 1), "nothing more is generated"
+
+
+async def test_log_probabilities_that_are_streamed_have_no_such_bound() -> None:
+    async def events() -> Any:
+        for _ in range(MOST_LOGPROBS + 1):
+            yield TokenEvent(0, 0, 1, "a", -0.5, token="a")
+
+    form = TextForm(AnswerHead("r", NOW_S, "tiny", "handbook", None, logprobs=AskedLogprobs(0)))
+    num_told = len([1 async for _ in chunks(form, events())])
+    assert num_told == MOST_LOGPROBS + 1
 
 
 async def test_wrong_prompts_are_named_by_their_places() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from services.gateway.http.bodies import MODES
 from services.gateway.http.requests import ChatRequest
@@ -198,3 +198,26 @@ def test_what_prompts_may_not_ask_is_refused_by_name(parameters: dict[str, Any],
 def test_token_ids_are_refused_as_such(prompt: list[Any]) -> None:
     with pytest.raises(ValidationError, match="token ids are not supported"):
         text_request(prompt=prompt)
+
+
+WRONG = [5] * 1000
+
+
+@pytest.mark.parametrize(
+    ("body", "wrong"),
+    [
+        (ChatRequest, {"messages": WRONG}),
+        (ChatRequest, {"messages": [{"role": "user", "content": WRONG}] * 1000}),
+        (ChatRequest, {"messages": [], "documents": WRONG}),
+        (ChatRequest, {"messages": [], "stop": WRONG}),
+        (TextRequest, {"prompt": [{}] * 1000}),
+        (TextRequest, {"prompt": "Who?", "stop": WRONG}),
+    ],
+)
+def test_a_body_of_wrong_entries_is_refused_by_the_first(
+    body: type[BaseModel], wrong: dict[str, Any]
+) -> None:
+    """Each would become an error of a kilobyte."""
+    with pytest.raises(ValidationError) as refused:
+        body.model_validate({"model": "tiny", "collection": "handbook"} | wrong)
+    assert refused.value.error_count() <= 2

@@ -141,6 +141,16 @@ async def test_where_seals_are_required_a_file_without_one_is_not_read(tmp_path:
     assert not (await agent.open(CTX, [A]))[0].exists
 
 
+async def test_where_seals_are_required_what_comes_in_is_stored_with_one(tmp_path: Path) -> None:
+    agent = node(tmp_path, SealKeys([OLD], required=True))
+    await put(agent, A)
+    assert (await agent.open(CTX, [A]))[0].exists
+    await agent.put_manifest(CTX, DOCUMENT)
+    again = node(tmp_path, SealKeys([OLD], required=True))
+    assert (await again.open(CTX, [A]))[0].exists
+    assert await again.get_manifest(CTX, DOCUMENT.collection, DOCUMENT.document_id) == DOCUMENT
+
+
 async def test_a_new_key_takes_over_and_the_old_one_can_go(tmp_path: Path) -> None:
     await put(node(tmp_path), A)
     both = node(tmp_path, SealKeys([NEW, OLD]))

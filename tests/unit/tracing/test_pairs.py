@@ -24,12 +24,15 @@ async def test_each_question_is_asked_both_ways_and_which_comes_first_alternates
     assert all(0 < one.first_token_s <= one.total_s for pair in pairs for one in (pair.quiet, pair.traced))
 
 
-def test_what_was_added_is_a_share_with_its_interval() -> None:
+def test_what_was_added_is_a_time_and_a_share_with_their_interval() -> None:
     quiet = [100.0 + i for i in range(50)]
     found = added(quiet, [value + 1 for value in quiet])
-    assert found.value == pytest.approx(found.low) == pytest.approx(found.high) == pytest.approx(1 / 124.5)
+    assert found.value == pytest.approx(found.low) == pytest.approx(found.high) == pytest.approx(1.0)
     pairs = [Pair(Times(q / 2000, q / 1000), Times(q / 2000, q / 1000 + 0.001)) for q in quiet]
     rows = {row.name: row for row in findings(pairs)}
     assert rows["first token, added by tracing"].value == pytest.approx(0.0, abs=1e-9)
     assert rows["whole answer, added by tracing"].value == pytest.approx(100 / 124.5)
+    time = rows["whole answer, time added by tracing"]
+    assert (time.value, time.min, time.max) == pytest.approx((1.0, 1.0, 1.0))
+    assert time.unit == "ms"
     assert rows["whole answer, traced, p50"].baseline == pytest.approx(124.5)
