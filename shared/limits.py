@@ -48,6 +48,7 @@ class RequestLimits:
     question_bytes: of a question, of a comment on an answer, of a value in a document's metadata, of a field
     of what front doors keep.
     text_bytes: of a chunk, or of what stands in front of a question.
+    schema_bytes: of a JSON Schema that answers keep to.
     deadline_ms: how long a caller may be willing to wait.
 
     stall_s: how long a caller may take nothing of an answer that is there.
@@ -68,6 +69,7 @@ class RequestLimits:
     title_bytes: int = 16 << 10
     question_bytes: int = 64 << 10
     text_bytes: int = 256 << 10
+    schema_bytes: int = 64 << 10
     deadline_ms: int = 7 * 24 * 3_600_000
 
     stall_s: int = 60
@@ -136,6 +138,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "RefreshRequest.chunk_ids": ("ids", "name_bytes"),
     "RequestMeta.deadline_ms": ("deadline_ms",),
     "RequestMeta.principal": ("text_bytes",),
+    "ResponseFormat.json_schema": ("schema_bytes",),
     "Sampling.stop": ("stop_strings", "name_bytes"),
     "SearchRequest.queries": ("entries", "question_bytes"),
     "SelectRequest.chunks": ("chunks",),

@@ -94,10 +94,15 @@ class PromptTokenizer:
         """The ``tokenizers.Tokenizer`` underneath, for splitters that count tokens."""
         return self.tokenizer.backend_tokenizer
 
+    def as_json(self) -> str:
+        """The tokenizer in the form of ``tokenizers``."""
+        text: str = self.backend.to_str()
+        return text
+
     @property
     def hash(self) -> str:
         """32 hex digits over vocabulary, merges and normalisation, and the ids of packets."""
-        made_of = self.backend.to_str() + ("" if self.packets is None else f"\0{self.packets!r}")
+        made_of = self.as_json() + ("" if self.packets is None else f"\0{self.packets!r}")
         return hashlib.blake2b(made_of.encode(), digest_size=16).hexdigest()
 
     @property

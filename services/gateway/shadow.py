@@ -152,7 +152,9 @@ def is_sampled(request_id: str, share: float) -> bool:
 
 
 def _comparable(inquiry: Inquiry) -> bool:
-    """One question, answered once and without chance, whose caller allows it."""
+    """One question, answered once, in words and without chance, whose caller allows it: what a format makes
+    all answers say would count as agreement."""
     sampling = inquiry.sampling
     once = len(inquiry.questions) == 1 and sampling.n == 1 and inquiry.decoding == Decoding()
-    return once and sampling.temperature == 0 and not inquiry.no_shadow
+    words = sampling.response_format is None
+    return once and words and sampling.temperature == 0 and not inquiry.no_shadow

@@ -55,7 +55,13 @@ def load_generator(
         keys = seal_keys_of(config.auth)
         comparing = Comparing(StoreSegmentSource(store, node_id, loop, shape, config.kv_encoding, keys))
     source = comparing or NoSource()
-    engine = Engine(model, config.engine, source, decode=tokenizer.decode if tokenizer else None)
+    engine = Engine(
+        model,
+        config.engine,
+        source,
+        decode=tokenizer.decode if tokenizer else None,
+        tokenizer=tokenizer.as_json if tokenizer else None,
+    )
     log.info(
         "serving %s, fingerprint %s, %s on %s",
         config.model,

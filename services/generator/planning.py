@@ -87,9 +87,11 @@ class Planner:
         return prefix_ids, self._identities.of(ctx.tenant, prefix_ids, pieces, chained)
 
     def _sampling(self, order: GenerationOrder, prompt_len: int) -> SamplingParams:
-        """As asked, else as configured. Beams have no stop strings, and thoughts have paragraphs."""
+        """As asked, else as configured. Beams have no stop strings, thoughts have paragraphs, and JSON ends
+        where it is complete."""
         asked, decoding = order.sampling, order.decoding
-        plain = decoding.beams is None and decoding.choose is None and self._has_text
+        prose = decoding.beams is None and decoding.choose is None and asked.response_format is None
+        plain = prose and self._has_text
         return replace(
             asked,
             max_tokens=self._max_tokens(asked.max_tokens, prompt_len),

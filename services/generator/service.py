@@ -4,6 +4,7 @@ events back. (Longer than other modules: prefilling, generating and exploring ha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -24,10 +25,10 @@ from services.generator.reuse_modes import Modes
 from services.generator.selection import Choosing, Decision, SelectionPort
 from services.generator.tracing import SELECTING, traced_generation
 from shared.engine import Engine
-from shared.errors import FailedPrecondition, InvalidRequest
-from shared.generation.asked import Chunk, PrefillRequest
+from shared.errors import FailedPrecondition, InvalidRequest, KvquiltError
+from shared.generation.asked import Chunk, PrefillRequest, SamplingParams
 from shared.generation.described import ModelDescription, PrefilledChunk, RecomputedChunk
-from shared.generation.forest import Edit, ForestRequest
+from shared.generation.forest import Edit, ForestRequest, Grow
 from shared.generation.orders import ForestOrder, GenerationOrder
 from shared.generation.pieces import Piece
 from shared.generation.told import ChunkStoredEvent, DoneEvent, Event, SelectedEvent, TokenEvent
@@ -86,6 +87,8 @@ class Generator:
         self._thread = EngineThread(engine)
         # one: tokenizers are not for several threads, and long texts are not for the event loop
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+        # not that one either: a schema may take seconds
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="compile")
         self.idle = self._thread.idle
 
     @property
@@ -158,7 +161,9 @@ class Generator:
 
         Raises:
             NotFound: a chunk stands behind one that the caller may not read, or that is not there.
+            InvalidRequest: the form that answers are to have is none.
         """
+        await self._compile(ctx, order.sampling)
         plan = await self.tokenized(self._planner.plan, ctx, order)
         await self._parents.check(ctx, Identified(plan.request.chunks, plan.request.links))
         return plan
@@ -224,9 +229,7 @@ class Generator:
             adapter=reusing.adapter,
             tenant=ctx.tenant,
         )
-        edits = (
-            await self.tokenized(settled, command, self.prompts, self.config) async for command in commands
-        )
+        edits = (await self._settled(ctx, command) async for command in commands)
         with following(self._metrics, chunks, grows=True) as followed:
             async with aclosing(self._thread.stream(request, ctx, edits)) as events:
                 async for event in events:
@@ -308,7 +311,22 @@ class Generator:
 
     def close(self) -> None:
         self._tokenizing.shutdown(wait=False, cancel_futures=True)
+        self._compiling.shutdown(wait=False, cancel_futures=True)
         self._thread.close()
+
+    async def _settled(self, ctx: RequestContext, command: Edit) -> Edit:
+        """A form that is none is refused by the engine, which knows the branch, and by then why."""
+        if isinstance(command, Grow):
+            with contextlib.suppress(KvquiltError):
+                await self._compile(ctx, command.sampling)
+        return await self.tokenized(settled, command, self.prompts, self.config)
+
+    async def _compile(self, ctx: RequestContext, sampling: SamplingParams) -> None:
+        """So that the engine has it at once."""
+        if (form := sampling.response_format) is not None:
+            async with ctx.until_deadline("compiling the response_format"):
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._compiling, self._engine.compile, form)
 
     async def _choose(self, ctx: RequestContext, plan: Plan) -> Decision:
         assert self._choosing is not None, "planned without a selector"

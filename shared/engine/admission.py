@@ -200,6 +200,11 @@ def _check_answers(request: GenerateRequest, has_text: bool) -> None:
             raise InvalidRequest(
                 "sampling.stop: beams end at the model's end mark or at max_tokens; leave stop or beams out"
             )
+        if sampling.response_format is not None:
+            raise InvalidRequest(
+                "sampling.response_format: beams are not searched in a grammar; leave it or beams out, or "
+                "have several samples instead"
+            )
     if choose is not None:
         if sampling.n < 2:
             raise InvalidRequest("sampling.n: a choice needs at least 2 thoughts")

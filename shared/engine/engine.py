@@ -10,13 +10,14 @@ may be called from any thread; everything else runs in the one thread that calls
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
 from shared.engine import admission
 from shared.engine.adapters import served_adapters
 from shared.engine.admission_control import AdmissionControl
+from shared.engine.decoding.grammars import Grammars
 from shared.engine.decoding.text import Decode
 from shared.engine.endings import Endings
 from shared.engine.inbox import Inbox
@@ -48,6 +49,7 @@ from shared.errors import Cancelled, InvalidRequest, Overloaded, Unavailable
 from shared.generation.asked import GenerateRequest, PrefillRequest
 from shared.generation.forest import Command, ForestRequest
 from shared.generation.modes import Recompute, ReuseMode
+from shared.generation.response_format import ResponseFormat
 from shared.generation.told import DoneEvent, Event, FailedEvent
 
 _POLL_S = 0.1
@@ -60,6 +62,8 @@ class Engine:
     decode: token ids to text (special tokens skipped); None serves ids only, without text and stop strings.
     memory: of the model's device; None asks torch.
     adapters: that requests may name, beside those of ``config``; what is refused: see ``served_adapters``.
+    tokenizer: the model's, as the JSON of ``tokenizers``, for answers that keep to a format; None: there are
+    none.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Engine:
         decode: Decode | None = None,
         memory: Memory | None = None,
         adapters: Iterable[LoraAdapter] = (),
+        tokenizer: Callable[[], str] | None = None,
     ) -> None:
         self.model = model
         self.config = config or EngineConfig()
@@ -79,7 +84,8 @@ class Engine:
         self._stats = EngineStats(capacity_bytes=pool.capacity_bytes)
         if self.config.num_threads:
             torch.set_num_threads(self.config.num_threads)
-        self._host = Host(model.spec, self.config, decode, model.spec.rotation(), served)
+        self._grammars = Grammars(tokenizer, model.spec.vocab_size, model.spec.eos_ids)
+        self._host = Host(model.spec, self.config, decode, model.spec.rotation(), self._grammars, served)
         self._closed = False
         self._inbox = Inbox()
         self._loader = Loader(source or NoSource(), model.spec, self.config.loader_threads)
@@ -121,7 +127,8 @@ class Engine:
         failed.
 
         Raises:
-            InvalidRequest, ContextTooLong: the request can never be served.
+            InvalidRequest, ContextTooLong: the request can never be served. FailedPrecondition: nor any with
+            such a ``response_format``, which is compiled now if it is a new one (``compile`` did it before).
             Overloaded: too many requests wait already.
             Unavailable: the engine is closed.
         """
@@ -136,6 +143,15 @@ class Engine:
         if isinstance(job, ContextJob):
             self._prefetch(job.request)
         self._inbox.post(lambda: self._arrive(job))
+
+    def compile(self, form: ResponseFormat) -> None:
+        """Has texts of this format begin at once from here on, for a while. May take seconds, so it is for a
+        thread that may wait.
+
+        Raises:
+            InvalidRequest, FailedPrecondition, Unavailable: see ``Grammars.of``.
+        """
+        self._grammars.of(form)
 
     def command(self, request_id: str, command: Command) -> None:
         """To a live forest; what became of it is told to the sink. A forest that has ended takes no

@@ -23,7 +23,7 @@ from shared.engine.model.passes import PassRunner
 from shared.engine.request_queue import RequestQueue
 from shared.engine.scheduler import Scheduler, Slice
 from shared.engine.speculation import Speculation
-from shared.errors import InternalError
+from shared.errors import InternalError, KvquiltError
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,8 @@ class Steps:
             except torch.OutOfMemoryError:
                 self.endings.make_room()
                 self.endings.fail(job, out_of_memory())
+            except KvquiltError as error:
+                self.endings.fail(job, error)
             except Exception:
                 log.exception("a command of request %s failed", job.request.request_id)
                 self.endings.fail(job, InternalError(FAILED))
@@ -147,6 +149,8 @@ class Steps:
         except torch.OutOfMemoryError:
             self.endings.make_room()
             self.endings.fail_works([work], out_of_memory())
+        except KvquiltError as error:
+            self.endings.fail_works([work], error)
         else:
             if work.job is not None:
                 self._finish_if_complete(work.job)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from shared.errors import InvalidRequest
 from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.ranges import check_range
+from shared.generation.response_format import ResponseFormat
 from shared.identity import TokenIds
 
 MAX_TOP_LOGPROBS = 64
@@ -38,7 +39,8 @@ class SamplingParams:
     """The rules by which a branch continues. Ranges are checked here, so that every caller gets the same
     answer. ``max_tokens`` None: the service's own, of the engine alone ``DEFAULT_MAX_TOKENS``. ``watch_ids``:
     tokens whose log-probabilities are told at every step, whether they are chosen or not. ``stop_repeated``:
-    the text ends before a sentence that it has said already. These two do not travel.
+    the text ends before a sentence that it has said already. These two do not travel. ``response_format``:
+    that the text keeps to; None: it is any text.
 
     Raises:
         InvalidRequest: names the field and its range.
@@ -55,6 +57,7 @@ class SamplingParams:
     top_logprobs: int = 0
     watch_ids: TokenIds = ()
     stop_repeated: bool = False
+    response_format: ResponseFormat | None = None
 
     def __post_init__(self) -> None:
         check_range("sampling.max_tokens", self.max_tokens, self.limit >= 1, "at least 1")
@@ -76,6 +79,11 @@ class SamplingParams:
         )
         if any(not s for s in self.stop):
             raise InvalidRequest("sampling.stop: a stop string is empty")
+        if self.response_format is not None and self.ignore_eos:
+            raise InvalidRequest(
+                "sampling.ignore_eos: a text of a response_format ends where it is complete; leave one of "
+                "them out"
+            )
 
     @property
     def limit(self) -> int:

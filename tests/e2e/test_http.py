@@ -13,6 +13,7 @@ from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 from cluster.paths import PROJECT_ROOT
 from tests.e2e.conftest import COLLECTION
@@ -101,6 +102,27 @@ def test_several_choices_are_branches_on_one_context(stack: Stack) -> None:
     answer = ask(stack, n=2, temperature=1.5, seed=3)
     assert [choice.index for choice in answer.choices] == [0, 1]
     assert answer.usage.prompt_tokens == ask(stack).usage.prompt_tokens
+
+
+def test_an_answer_is_a_model_of_pydantic_streamed_or_not_and_a_bad_schema_is_named(stack: Stack) -> None:
+    class MarketDay(BaseModel):
+        day: str = Field(pattern="^[A-Z][a-z]{2,11}$")
+        sure: bool
+
+    extra = {"collection": COLLECTION, "top_k": 3}
+    asked: dict[str, Any] = {"model": "demo", "messages": [USER], "max_tokens": 120, "extra_body": extra}
+    answer = client_of(stack).chat.completions.parse(**asked, response_format=MarketDay)
+    parsed = answer.choices[0].message.parsed
+    assert isinstance(parsed, MarketDay)
+    schema = {"name": "day", "schema": MarketDay.model_json_schema(), "strict": False}
+    form = {"type": "json_schema", "json_schema": schema}
+    chunks = ask(stack, stream=True, max_tokens=120, response_format=form)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert MarketDay.model_validate_json(text) == parsed
+    broken = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"items": {"not": {}}}}}
+    with pytest.raises(openai.BadRequestError, match="/items") as refused:
+        ask(stack, response_format=broken)
+    assert refused.value.param == "response_format"
 
 
 def test_a_system_message_reaches_the_model_and_is_not_searched_by(stack: Stack) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from shared import answer, documents, kv_items, kv_reports, kv_types, pinned, se
 from shared.clients.health import HEALTH, ServiceHealth
 from shared.errors import InternalError, InvalidRequest, NotFound
 from shared.generation import asked, described, forest, modes, orders, pieces, selection, told
+from shared.generation.response_format import ResponseFormat
 from shared.wire import answer as answers
 from shared.wire import asked as asking
 from shared.wire import forest as forests
@@ -85,6 +87,8 @@ SAMPLING = st.builds(
     top_logprobs=st.integers(0, 64),
     watch_ids=st.just(()),  # of callers in the engine's process
 )
+FORMS = st.sampled_from([ResponseFormat(), ResponseFormat('{"type": "null"}')])
+SAMPLING |= st.builds(partial(dataclasses.replace, ignore_eos=False), SAMPLING, response_format=FORMS)
 BEAMS = st.builds(
     asked.Beams,
     width=st.integers(1, 64),

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/kvquilt/v1/common.proto\x12\nkvquilt.v1\"n\n\x0bRequestMeta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x03 \x01(\r\x12\x11\n\tprincipal\x18\x04 \x01(\t\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\"6\n\rHealthRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\"\xa4\x01\n\x0eHealthResponse\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x34\n\x05\x66\x61\x63ts\x18\x04 \x03(\x0b\x32%.kvquilt.v1.HealthResponse.FactsEntry\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"2\n\x0eSectionReaders\x12\x0f\n\x07heading\x18\x01 \x01(\t\x12\x0f\n\x07readers\x18\x02 \x03(\t\"\xa2\x01\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\t\n\x01n\x18\x06 \x01(\r\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\t \x01(\r\"y\n\x05\x42\x65\x61ms\x12\r\n\x05width\x18\x01 \x01(\r\x12\x1b\n\x0elength_penalty\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x31\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32\x19.kvquilt.v1.EarlyStoppingB\x11\n\x0f_length_penalty\">\n\x06\x43hoice\x12$\n\x04rule\x18\x01 \x01(\x0e\x32\x16.kvquilt.v1.ChoiceRule\x12\x0e\n\x06marker\x18\x02 \x01(\t\"\x85\x01\n\x08\x44\x65\x63oding\x12\"\n\x05\x62\x65\x61ms\x18\x01 \x01(\x0b\x32\x11.kvquilt.v1.BeamsH\x00\x12$\n\x06\x63hoose\x18\x02 \x01(\x0b\x32\x12.kvquilt.v1.ChoiceH\x00\x12$\n\x07margins\x18\x03 \x01(\x0b\x32\x13.kvquilt.v1.MarginsB\t\n\x07\x61nswers\"\x87\x01\n\x07Margins\x12\x13\n\x0binstruction\x18\x01 \x01(\t\x12\x11\n\trelevance\x18\x02 \x01(\t\x12\x0b\n\x03yes\x18\x03 \x01(\t\x12\n\n\x02no\x18\x04 \x01(\t\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\'\n\x05\x61\x66ter\x18\x06 \x01(\x0e\x32\x18.kvquilt.v1.MarginsAfter\"<\n\x0bMarginToken\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\"\\\n\x06Margin\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0c\n\x04kept\x18\x03 \x01(\x08\x12\x13\n\x0byes_logprob\x18\x04 \x01(\x02\x12\x12\n\nno_logprob\x18\x05 \x01(\x02\"I\n\x06\x43hosen\x12\x10\n\x08question\x18\x01 \x01(\r\x12\x0e\n\x06sample\x18\x02 \x01(\r\x12\x0e\n\x06\x61nswer\x18\x03 \x01(\t\x12\r\n\x05votes\x18\x04 \x01(\r\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x8b\x03\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rreused_tokens\x18\x02 \x01(\r\x12\x19\n\x11recomputed_tokens\x18\x03 \x01(\r\x12\x18\n\x10generated_tokens\x18\x04 \x01(\r\x12\x15\n\rloaded_tokens\x18\x05 \x01(\r\x12\x17\n\x0fselected_tokens\x18\x06 \x01(\r\x12\x15\n\rpicked_tokens\x18\x07 \x01(\r\x12\x16\n\x0egrouped_tokens\x18\x08 \x01(\r\x12\r\n\x05reuse\x18\x0b \x01(\t\x12\x0c\n\x04note\x18\n \x01(\t\x12\x17\n\x0fisolated_tokens\x18\x0c \x01(\r\x12\x0f\n\x07\x61\x64\x61pter\x18\r \x01(\t\x12*\n\x07verdict\x18\x0e \x01(\x0b\x32\x19.kvquilt.v1.ObeyedVerdict\x12\x16\n\x0e\x64rafted_tokens\x18\x0f \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x10 \x01(\r\x12\x16\n\x0ewritten_tokens\x18\x11 \x01(\rJ\x04\x08\t\x10\n\"A\n\rObeyedVerdict\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\tagreement\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_agreement\"\xd5\x01\n\x07Timings\x12\x13\n\x0bretrieve_ms\x18\x01 \x01(\x01\x12\x10\n\x08queue_ms\x18\x02 \x01(\x01\x12\x0f\n\x07load_ms\x18\x03 \x01(\x01\x12\x12\n\nprefill_ms\x18\x04 \x01(\x01\x12\x16\n\x0e\x66irst_token_ms\x18\x05 \x01(\x01\x12\x11\n\tdecode_ms\x18\x06 \x01(\x01\x12\x10\n\x08total_ms\x18\x07 \x01(\x01\x12\x16\n\x0e\x65ngine_ttft_ms\x18\x08 \x01(\x01\x12\x11\n\tselect_ms\x18\t \x01(\x01\x12\x16\n\x0eselect_wait_ms\x18\n \x01(\x01*\x80\x01\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45\x41RLY_STOPPING_FIRST\x10\x01\x12\x1b\n\x17\x45\x41RLY_STOPPING_ESTIMATE\x10\x02\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x03*a\n\nChoiceRule\x12\x1b\n\x17\x43HOICE_RULE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x43HOICE_RULE_MEAN_LOGPROB\x10\x01\x12\x18\n\x14\x43HOICE_RULE_MAJORITY\x10\x02*`\n\x0cMarginsAfter\x12\x1d\n\x19MARGINS_AFTER_UNSPECIFIED\x10\x00\x12\x15\n\x11MARGINS_AFTER_OWN\x10\x01\x12\x1a\n\x16MARGINS_AFTER_PREVIOUS\x10\x02*z\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_REFUSED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/kvquilt/v1/common.proto\x12\nkvquilt.v1\"n\n\x0bRequestMeta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x03 \x01(\r\x12\x11\n\tprincipal\x18\x04 \x01(\t\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\"6\n\rHealthRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\"\xa4\x01\n\x0eHealthResponse\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x34\n\x05\x66\x61\x63ts\x18\x04 \x03(\x0b\x32%.kvquilt.v1.HealthResponse.FactsEntry\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"2\n\x0eSectionReaders\x12\x0f\n\x07heading\x18\x01 \x01(\t\x12\x0f\n\x07readers\x18\x02 \x03(\t\"\xd7\x01\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\t\n\x01n\x18\x06 \x01(\r\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\t \x01(\r\x12\x33\n\x0fresponse_format\x18\n \x01(\x0b\x32\x1a.kvquilt.v1.ResponseFormat\"%\n\x0eResponseFormat\x12\x13\n\x0bjson_schema\x18\x01 \x01(\t\"y\n\x05\x42\x65\x61ms\x12\r\n\x05width\x18\x01 \x01(\r\x12\x1b\n\x0elength_penalty\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x31\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32\x19.kvquilt.v1.EarlyStoppingB\x11\n\x0f_length_penalty\">\n\x06\x43hoice\x12$\n\x04rule\x18\x01 \x01(\x0e\x32\x16.kvquilt.v1.ChoiceRule\x12\x0e\n\x06marker\x18\x02 \x01(\t\"\x85\x01\n\x08\x44\x65\x63oding\x12\"\n\x05\x62\x65\x61ms\x18\x01 \x01(\x0b\x32\x11.kvquilt.v1.BeamsH\x00\x12$\n\x06\x63hoose\x18\x02 \x01(\x0b\x32\x12.kvquilt.v1.ChoiceH\x00\x12$\n\x07margins\x18\x03 \x01(\x0b\x32\x13.kvquilt.v1.MarginsB\t\n\x07\x61nswers\"\x87\x01\n\x07Margins\x12\x13\n\x0binstruction\x18\x01 \x01(\t\x12\x11\n\trelevance\x18\x02 \x01(\t\x12\x0b\n\x03yes\x18\x03 \x01(\t\x12\n\n\x02no\x18\x04 \x01(\t\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\'\n\x05\x61\x66ter\x18\x06 \x01(\x0e\x32\x18.kvquilt.v1.MarginsAfter\"<\n\x0bMarginToken\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\"\\\n\x06Margin\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0c\n\x04kept\x18\x03 \x01(\x08\x12\x13\n\x0byes_logprob\x18\x04 \x01(\x02\x12\x12\n\nno_logprob\x18\x05 \x01(\x02\"I\n\x06\x43hosen\x12\x10\n\x08question\x18\x01 \x01(\r\x12\x0e\n\x06sample\x18\x02 \x01(\r\x12\x0e\n\x06\x61nswer\x18\x03 \x01(\t\x12\r\n\x05votes\x18\x04 \x01(\r\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x8b\x03\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rreused_tokens\x18\x02 \x01(\r\x12\x19\n\x11recomputed_tokens\x18\x03 \x01(\r\x12\x18\n\x10generated_tokens\x18\x04 \x01(\r\x12\x15\n\rloaded_tokens\x18\x05 \x01(\r\x12\x17\n\x0fselected_tokens\x18\x06 \x01(\r\x12\x15\n\rpicked_tokens\x18\x07 \x01(\r\x12\x16\n\x0egrouped_tokens\x18\x08 \x01(\r\x12\r\n\x05reuse\x18\x0b \x01(\t\x12\x0c\n\x04note\x18\n \x01(\t\x12\x17\n\x0fisolated_tokens\x18\x0c \x01(\r\x12\x0f\n\x07\x61\x64\x61pter\x18\r \x01(\t\x12*\n\x07verdict\x18\x0e \x01(\x0b\x32\x19.kvquilt.v1.ObeyedVerdict\x12\x16\n\x0e\x64rafted_tokens\x18\x0f \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x10 \x01(\r\x12\x16\n\x0ewritten_tokens\x18\x11 \x01(\rJ\x04\x08\t\x10\n\"A\n\rObeyedVerdict\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\tagreement\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_agreement\"\xd5\x01\n\x07Timings\x12\x13\n\x0bretrieve_ms\x18\x01 \x01(\x01\x12\x10\n\x08queue_ms\x18\x02 \x01(\x01\x12\x0f\n\x07load_ms\x18\x03 \x01(\x01\x12\x12\n\nprefill_ms\x18\x04 \x01(\x01\x12\x16\n\x0e\x66irst_token_ms\x18\x05 \x01(\x01\x12\x11\n\tdecode_ms\x18\x06 \x01(\x01\x12\x10\n\x08total_ms\x18\x07 \x01(\x01\x12\x16\n\x0e\x65ngine_ttft_ms\x18\x08 \x01(\x01\x12\x11\n\tselect_ms\x18\t \x01(\x01\x12\x16\n\x0eselect_wait_ms\x18\n \x01(\x01*\x80\x01\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45\x41RLY_STOPPING_FIRST\x10\x01\x12\x1b\n\x17\x45\x41RLY_STOPPING_ESTIMATE\x10\x02\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x03*a\n\nChoiceRule\x12\x1b\n\x17\x43HOICE_RULE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x43HOICE_RULE_MEAN_LOGPROB\x10\x01\x12\x18\n\x14\x43HOICE_RULE_MAJORITY\x10\x02*`\n\x0cMarginsAfter\x12\x1d\n\x19MARGINS_AFTER_UNSPECIFIED\x10\x00\x12\x15\n\x11MARGINS_AFTER_OWN\x10\x01\x12\x1a\n\x16MARGINS_AFTER_PREVIOUS\x10\x02*z\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_REFUSED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,14 +33,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HEALTHRESPONSE_FACTSENTRY']._loaded_options = None
   _globals['_HEALTHRESPONSE_FACTSENTRY']._serialized_options = b'8\001'
-  _globals['_EARLYSTOPPING']._serialized_start=2023
-  _globals['_EARLYSTOPPING']._serialized_end=2151
-  _globals['_CHOICERULE']._serialized_start=2153
-  _globals['_CHOICERULE']._serialized_end=2250
-  _globals['_MARGINSAFTER']._serialized_start=2252
-  _globals['_MARGINSAFTER']._serialized_end=2348
-  _globals['_FINISHREASON']._serialized_start=2350
-  _globals['_FINISHREASON']._serialized_end=2472
+  _globals['_EARLYSTOPPING']._serialized_start=2115
+  _globals['_EARLYSTOPPING']._serialized_end=2243
+  _globals['_CHOICERULE']._serialized_start=2245
+  _globals['_CHOICERULE']._serialized_end=2342
+  _globals['_MARGINSAFTER']._serialized_start=2344
+  _globals['_MARGINSAFTER']._serialized_end=2440
+  _globals['_FINISHREASON']._serialized_start=2442
+  _globals['_FINISHREASON']._serialized_end=2564
   _globals['_REQUESTMETA']._serialized_start=46
   _globals['_REQUESTMETA']._serialized_end=156
   _globals['_HEALTHREQUEST']._serialized_start=158
@@ -52,27 +52,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SECTIONREADERS']._serialized_start=381
   _globals['_SECTIONREADERS']._serialized_end=431
   _globals['_SAMPLING']._serialized_start=434
-  _globals['_SAMPLING']._serialized_end=596
-  _globals['_BEAMS']._serialized_start=598
-  _globals['_BEAMS']._serialized_end=719
-  _globals['_CHOICE']._serialized_start=721
-  _globals['_CHOICE']._serialized_end=783
-  _globals['_DECODING']._serialized_start=786
-  _globals['_DECODING']._serialized_end=919
-  _globals['_MARGINS']._serialized_start=922
-  _globals['_MARGINS']._serialized_end=1057
-  _globals['_MARGINTOKEN']._serialized_start=1059
-  _globals['_MARGINTOKEN']._serialized_end=1119
-  _globals['_MARGIN']._serialized_start=1121
-  _globals['_MARGIN']._serialized_end=1213
-  _globals['_CHOSEN']._serialized_start=1215
-  _globals['_CHOSEN']._serialized_end=1288
-  _globals['_TOKENLOGPROB']._serialized_start=1290
-  _globals['_TOKENLOGPROB']._serialized_end=1339
-  _globals['_USAGE']._serialized_start=1342
-  _globals['_USAGE']._serialized_end=1737
-  _globals['_OBEYEDVERDICT']._serialized_start=1739
-  _globals['_OBEYEDVERDICT']._serialized_end=1804
-  _globals['_TIMINGS']._serialized_start=1807
-  _globals['_TIMINGS']._serialized_end=2020
+  _globals['_SAMPLING']._serialized_end=649
+  _globals['_RESPONSEFORMAT']._serialized_start=651
+  _globals['_RESPONSEFORMAT']._serialized_end=688
+  _globals['_BEAMS']._serialized_start=690
+  _globals['_BEAMS']._serialized_end=811
+  _globals['_CHOICE']._serialized_start=813
+  _globals['_CHOICE']._serialized_end=875
+  _globals['_DECODING']._serialized_start=878
+  _globals['_DECODING']._serialized_end=1011
+  _globals['_MARGINS']._serialized_start=1014
+  _globals['_MARGINS']._serialized_end=1149
+  _globals['_MARGINTOKEN']._serialized_start=1151
+  _globals['_MARGINTOKEN']._serialized_end=1211
+  _globals['_MARGIN']._serialized_start=1213
+  _globals['_MARGIN']._serialized_end=1305
+  _globals['_CHOSEN']._serialized_start=1307
+  _globals['_CHOSEN']._serialized_end=1380
+  _globals['_TOKENLOGPROB']._serialized_start=1382
+  _globals['_TOKENLOGPROB']._serialized_end=1431
+  _globals['_USAGE']._serialized_start=1434
+  _globals['_USAGE']._serialized_end=1829
+  _globals['_OBEYEDVERDICT']._serialized_start=1831
+  _globals['_OBEYEDVERDICT']._serialized_end=1896
+  _globals['_TIMINGS']._serialized_start=1899
+  _globals['_TIMINGS']._serialized_end=2112
 # @@protoc_insertion_point(module_scope)

@@ -18,6 +18,7 @@ from shared.errors import InvalidRequest
 from shared.generation.asked import SamplingParams
 from shared.generation.modes import GoesBy, Recompute
 from shared.generation.orders import ASKED_MODES, AskedMode, Auto, Reuse
+from shared.generation.response_format import ResponseFormat
 from shared.principals.callers import OPERATOR, Caller
 from shared.request import RequestContext
 from shared.wire.enums import REFUSALS
@@ -97,6 +98,11 @@ class QuestionBody(Lenient, ABC):
     def asked_logprobs(self) -> AskedLogprobs | None:
         """None: none were."""
 
+    @property
+    def asked_format(self) -> ResponseFormat | None:
+        """None: any text."""
+        return None
+
     @abstractmethod
     def inquiry(self) -> Inquiry:
         """
@@ -174,6 +180,7 @@ class QuestionBody(Lenient, ABC):
             "seed": self.seed,
             "n": self.n,
             "ignore_eos": self.ignore_eos,
+            "response_format": self.asked_format,
             "stop": (self.stop,) if isinstance(self.stop, str) else self.stop and tuple(self.stop),
             "top_logprobs": logprobs and max(1, logprobs.top),  # tokens are spelt with the likeliest ones
         }

@@ -36,8 +36,8 @@ class ChatLogprobs(BaseModel):
 
 class AnsweredMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
-    content: str
-    refusal: None = None
+    content: str | None
+    refusal: str | None = None
 
 
 class ChatChoice(BaseModel):
@@ -60,6 +60,7 @@ class ChatCompletion(BaseModel):
 class ChunkDelta(BaseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    refusal: str | None = None
 
 
 class ChunkChoice(BaseModel):
@@ -95,7 +96,9 @@ class ChatForm(AnswerForm):
             choices=[
                 ChatChoice(
                     index=self.head.choice(text),
-                    message=AnsweredMessage(content=text.text),
+                    message=AnsweredMessage(content=None, refusal=text.text)
+                    if self.head.refuses(text)
+                    else AnsweredMessage(content=text.text),
                     logprobs=_logprobs(heard.tokens[self.head.choice(text)], asked) if asked else None,
                     finish_reason=finish_of(text.finish_reason),
                 )
@@ -112,6 +115,9 @@ class ChatForm(AnswerForm):
         asked = self.head.logprobs
         logprobs = _logprobs([token], asked) if token is not None and asked is not None else None
         return self._chunk(choice, ChunkDelta(content=text), logprobs)
+
+    def refused(self, choice: int, text: str) -> ChatChunk:
+        return self._chunk(choice, ChunkDelta(refusal=text))
 
     def ended(self, choice: int, finish: Finish) -> ChatChunk:
         return self._chunk(choice, ChunkDelta(), finish=finish)

@@ -41,6 +41,10 @@ class AnswerForm(ABC):
     def grown(self, choice: int, text: str, token: TokenEvent | None, begin: int) -> BaseModel:
         """``token``: whose log-probability is told; ``begin``: characters of the tokens in front of it."""
 
+    def refused(self, choice: int, text: str) -> BaseModel:
+        """See ``AnswerHead.refuses``."""
+        return self.grown(choice, text, None, 0)
+
     @abstractmethod
     def ended(self, choice: int, finish: Finish) -> BaseModel: ...
 
@@ -95,8 +99,11 @@ async def chunks(
                     if end is not None:
                         yield end
                     choice = head.choice(event)
-                    for one in growth(choice, event.text[said.get(choice, 0) :]):
+                    refuses = head.refuses(event)
+                    for one in growth(choice, "" if refuses else event.text[said.get(choice, 0) :]):
                         yield one
+                    if refuses:
+                        yield form.refused(choice, event.text)
                     end = form.ended(choice, finish_of(event.finish_reason))
                 case AnswerUsage():
                     if end is not None:

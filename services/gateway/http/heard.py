@@ -79,7 +79,7 @@ class AskedLogprobs:
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
     """What all parts of an answer say. ``created``: seconds since 1970; ``num_samples``: of each question;
-    ``logprobs`` None: none were asked for."""
+    ``logprobs`` None: none were asked for. ``formed``: the text is to be JSON."""
 
     request_id: str
     created: int
@@ -88,6 +88,11 @@ class AnswerHead:
     ratio: float | None
     num_samples: int = 1
     logprobs: AskedLogprobs | None = None
+    formed: bool = False
+
+    def refuses(self, text: AnswerText) -> bool:
+        """In a place of its own, since whoever waits for JSON would read it as such."""
+        return self.formed and text.finish_reason is FinishReason.REFUSED
 
     def choice(self, event: TokenEvent | AnswerText) -> int:
         """Its number: samples of one question stand together."""

@@ -7,9 +7,10 @@ the question's part of the prompt, and nothing is searched by it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -25,6 +26,7 @@ from services.gateway.http.bodies import (
 from services.gateway.http.heard import AskedLogprobs
 from shared.answer import HandedDocument, Inquiry
 from shared.errors import InvalidRequest
+from shared.generation.response_format import ResponseFormat
 
 _INSTRUCTING = ("system", "developer")
 _SPEAKERS = {"user": "User", "assistant": "Assistant"}
@@ -47,6 +49,36 @@ class ChatDocument(Lenient):
     text: BodyText
 
 
+class NamedSchema(Lenient):
+    """``name``, ``description`` and ``strict`` change nothing: every schema is kept to, or refused."""
+
+    name: BodyText | None = None
+    description: BodyText | None = None
+    strict: bool | None = None
+    of: dict[str, Any] = Field(alias="schema")
+
+
+class AskedFormat(Lenient):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @property
+    def form(self) -> ResponseFormat | None:
+        """
+        Raises:
+            InvalidRequest: a schema where none belongs, or none where one does, or one that cannot be.
+        """
+        check_extra(self, "response_format")
+        if self.type != "json_schema":
+            if self.json_schema is not None:
+                raise InvalidRequest("response_format.json_schema: needs type json_schema")
+            return None if self.type == "text" else ResponseFormat()
+        if self.json_schema is None:
+            raise InvalidRequest("response_format.json_schema: is required")
+        check_extra(self.json_schema, "response_format.json_schema")
+        return ResponseFormat(json.dumps(self.json_schema.of))
+
+
 class ChatRequest(QuestionBody):
     """``documents``: the context, instead of what is found in ``collection``."""
 
@@ -57,7 +89,6 @@ class ChatRequest(QuestionBody):
         "parallel_tool_calls": (True, False),
         "functions": ([],),
         "function_call": ("none", "auto"),
-        "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         "store": (False,),
         "service_tier": ("auto", "default"),
@@ -68,6 +99,11 @@ class ChatRequest(QuestionBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     documents: BodyList[ChatDocument] | None = None
+    response_format: AskedFormat | None = None
+
+    @property
+    def asked_format(self) -> ResponseFormat | None:
+        return None if self.response_format is None else self.response_format.form
 
     @property
     def names(self) -> Mapping[str, str]:

@@ -194,6 +194,7 @@ def http_app(
             request.ratio,
             inquiry.sampling.n,
             request.asked_logprobs,
+            inquiry.sampling.response_format is not None,
         )
         route = {HTTP_METHOD: "POST", HTTP_ROUTE: path}
         answers = traced_stream(ctx, f"POST {path}", route, SpanKind.SERVER, True, stream=stream)

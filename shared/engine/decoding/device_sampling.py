@@ -43,7 +43,7 @@ def outcomes_on_device(logits_BV: Tensor, wanted: Sequence[Wanted]) -> list[RowO
         rows_D, ids_X, *settings = numbers.tensors
         apart = len(rows) != len(wanted) or bool((rows[1:] == rows[:-1]).any())
         logits_DV = logits_BV.index_select(0, rows_D) if apart else logits_BV
-        chosen_D = _chosen(logits_DV, draws, settings)
+        chosen_D = _chosen(allowed(logits_DV, draws), draws, settings)
         parts += [chosen_D.int(), logprobs_BV[rows_D, chosen_D].view(torch.int32)]
         if watched_DW.size:
             ids_DW = ids_X.view(len(draws), -1)
@@ -148,6 +148,22 @@ def _drawn(
     scores_ST = logits_ST + gumbel_noise(keys_S[:, None], TOKENS_FROM + tokens_ST)
     best_S = scores_ST.masked_fill(~inside_ST, float("-inf")).argmax(-1)
     return first_S1[:, 0] + best_S
+
+
+def allowed(logits_DV: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """The logits with those tokens at −∞ that a draw's grammar does not let come next. Rows without one stay
+    as they are. The host waits for nothing: it knows the grammars."""
+    said = [(d, draw.grammar.bits()) for d, draw in enumerate(draws) if draw.grammar is not None]
+    bounded = [(d, bits) for d, bits in said if bits is not None]
+    if not bounded:
+        return logits_DV
+    rows_G, bits_GN = np.array([d for d, _ in bounded]), np.stack([bits for _, bits in bounded])
+    rows, bits = DeviceArrays([rows_G, bits_GN.reshape(-1)], logits_DV.device).tensors
+    places_32 = torch.arange(32, dtype=torch.int32, device=logits_DV.device)
+    may_GN32 = (bits.view(len(bounded), -1, 1) >> places_32) & 1
+    may_GV = may_GN32.flatten(1)[:, : logits_DV.shape[1]].bool()
+    kept_GV = logits_DV.index_select(0, rows).masked_fill(~may_GV, float("-inf"))
+    return logits_DV.index_copy(0, rows, kept_GV)
 
 
 def ranked(logprobs_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:

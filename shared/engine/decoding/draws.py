@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from shared.engine.decoding.grammar import GrammarState
 from shared.generation.asked import SamplingParams
 
 Ranked: TypeAlias = tuple[tuple[int, float], ...]
@@ -15,11 +16,13 @@ Ranked: TypeAlias = tuple[tuple[int, float], ...]
 @dataclass(frozen=True, slots=True)
 class Draw:
     """``path``: tells apart the branches of one request with one seed. ``position``: index of the token among
-    the branch's."""
+    the branch's. ``grammar``: of the text so far, by which only some tokens are drawn; the token is not told
+    to it here."""
 
     params: SamplingParams
     path: int
     position: int
+    grammar: GrammarState | None = None
 
     @property
     def key(self) -> int:

@@ -11,13 +11,41 @@ import torch
 from shared.engine.admission import check_ids
 from shared.engine.decoding.drafting import Drafter
 from shared.engine.decoding.draws import Draw, Wanted
+from shared.engine.decoding.grammar import GrammarState
 from shared.engine.decoding.text import Growth
 from shared.engine.jobs.context import Grower
 from shared.engine.jobs.host import Host
 from shared.engine.kv.branch import Branch, Placement, Tempering
 from shared.errors import ContextTooLong, FailedPrecondition, InvalidRequest, NotFound
+from shared.generation.asked import SamplingParams
 from shared.generation.forest import Merge
+from shared.generation.response_format import ResponseFormat
 from shared.identity import TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class FormedText:
+    """``first``: the number of its first token in the branch; ``grammar``: behind its last one. ``ended``: by
+    an end mark, which is no token of the branch."""
+
+    form: ResponseFormat
+    first: int
+    grammar: GrammarState
+    ended: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.ended or self.grammar.complete
+
+    def after(self, token_ids: Sequence[int]) -> FormedText | None:
+        grammar = None if self.over else self.grammar.after(token_ids)
+        return None if grammar is None else FormedText(self.form, self.first, grammar)
+
+    def upto(self, length: int, num_tokens: int) -> FormedText | None:
+        """In a branch of which the first ``length`` of its ``num_tokens`` remain."""
+        grammar = self.grammar.before(num_tokens - length) if length > self.first else None
+        ended = self.ended and length == num_tokens
+        return None if grammar is None else FormedText(self.form, self.first, grammar, ended)
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +53,7 @@ class ForestNode(Grower):
     """A branch of a live forest: all its tokens behind the context. ``logits_V``: behind the last one, once
     it is computed; ``growth``: how it grows at present.
     ``num_exact``: so many of its tokens have exact KV, a merge placed that of the next one as it was; None:
-    all have.
+    all have. ``formed``: the text that keeps to a format and that its last tokens are, or are becoming.
     """
 
     branch_id: int
@@ -34,18 +62,27 @@ class ForestNode(Grower):
     logits_V: torch.Tensor | None = None
     growth: Growth | None = None
     num_exact: int | None = None
+    formed: FormedText | None = None
 
     @property
     def wanted(self) -> Wanted:
-        if self.growth is None:
+        growth = self.growth
+        if growth is None:
             return Wanted()
-        return Wanted((Draw(self.growth.params, self.branch_id, len(self.tokens)),))
+        return Wanted((Draw(growth.params, self.branch_id, len(self.tokens), growth.grammar),))
 
     @property
     def drafter(self) -> Drafter | None:
         return None if self.growth is None else self.growth.drafter
 
     def append(self, token_ids: Sequence[int]) -> None:
+        """Tokens that it is given. If they do not fit the format, its text is over."""
+        if self.formed is not None:
+            self.formed = self.formed.after(token_ids)
+        self.grow(token_ids)
+
+    def grow(self, token_ids: Sequence[int]) -> None:
+        """Tokens that its grammar was told already."""
         self.tokens += token_ids
         self.branch.pending += token_ids
         self.logits_V = None
@@ -120,7 +157,18 @@ class ForestNodes:
             on = on.parent
         forked = on.fork(tuple(node.tokens[seen:length]), num_seen=self.origin + seen - on.first)
         num_exact = None if node.num_exact is None or length <= node.num_exact else node.num_exact
-        return ForestNode(branch, forked, node.tokens[:length], logits_V, num_exact=num_exact)
+        formed = None if node.formed is None else node.formed.upto(length, len(node.tokens))
+        return ForestNode(branch, forked, node.tokens[:length], logits_V, num_exact=num_exact, formed=formed)
+
+    def grammar(self, node: ForestNode, sampling: SamplingParams) -> GrammarState | None:
+        """Of a branch that is about to grow: it goes on in a text of this format that is not over, else it
+        begins one."""
+        form, formed = sampling.response_format, node.formed
+        if form is None:
+            node.formed = None
+        elif formed is None or formed.form != form or formed.over:
+            node.formed = FormedText(form, len(node.tokens), self.host.grammars.of(form).begin())
+        return None if node.formed is None else node.formed.grammar
 
     def merge(self, command: Merge) -> ForestNode:
         branch, sources, length = command.branch, command.sources, command.length
@@ -176,6 +224,8 @@ class ForestNodes:
                 target.v_LKTD[layer][:, room] = segment.v_LKTD[layer][:, begin:end]
             target.length += end - begin
         merged.tokens += node.tokens[length:]
+        if merged.formed is not None:
+            merged.formed = merged.formed.after(node.tokens[length:])
 
     def check_room(self, field: str, num_tokens: int) -> None:
         most = self.host.spec.sight

@@ -25,6 +25,7 @@ from shared.engine.decoding.device_sampling import (
     BLOCK_LEN,
     COLDEST,
     TOKENS_FROM,
+    allowed,
     block_weights,
     outcomes_on_device,
 )
@@ -37,14 +38,16 @@ def outcomes(logits_BV: Tensor, wanted: Sequence[Wanted]) -> list[RowOutcome]:
     """``logits_BV``: raw logits in float32, a row for each that something is wanted of. On a GPU all is
     worked out there, and waited for once.
 
-    Log-probabilities are those of the raw logits, whatever temperature and truncation do to the choice.
+    Log-probabilities are those of the raw logits, whatever temperature, truncation and grammars do to the
+    choice.
     """
     if logits_BV.device.type == "cuda":
         return outcomes_on_device(logits_BV, wanted)
     logprobs_BV = torch.log_softmax(logits_BV, -1)
     rows = [b for b, one in enumerate(wanted) for _ in one.draws]
     draws = [draw for one in wanted for draw in one.draws]
-    chosen = _chosen(logits_BV if rows == list(range(len(wanted))) else logits_BV[rows], draws)
+    logits_DV = logits_BV if rows == list(range(len(wanted))) else logits_BV[rows]
+    chosen = _chosen(allowed(logits_DV, draws), draws)
     logprobs = logprobs_BV[rows, chosen].tolist()
     ranked = ranked_rows(logprobs_BV, [one.most_ranked for one in wanted])
     sampled = (

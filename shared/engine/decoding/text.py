@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from shared.engine.decoding.drafting import Drafter
+from shared.engine.decoding.grammar import GrammarState
 from shared.generation.asked import SamplingParams
 from shared.generation.told import FinishReason
 
@@ -94,22 +95,32 @@ class TextStream:
 @dataclass(slots=True)
 class Growth:
     """The growth of a branch by sampling: the text of its tokens, and when it ends. ``eos_ids``: end marks;
-    empty when they are to be ignored. ``drafter``: is told its tokens."""
+    empty when they are to be ignored. ``drafter``: is told its tokens, and so is ``grammar``, behind whose
+    last possible token the text ends without an end mark."""
 
     params: SamplingParams
     text: TextStream
     eos_ids: Collection[int]
     drafter: Drafter | None = None
     num_tokens: int = 0
+    grammar: GrammarState | None = None
 
     def add(self, token_id: int) -> tuple[str, FinishReason | None]:
-        """Text that became certain with this token, and why it is the last one, if it is."""
+        """Text that became certain with this token, and why it is the last one, if it is.
+
+        Raises:
+            InvalidRequest: the grammar broke.
+        """
+        is_mark = token_id in self.eos_ids
+        if self.grammar is not None:
+            self.grammar.end() if is_mark else self.grammar.push(token_id)
         self.num_tokens += 1
         if self.drafter is not None:
             self.drafter.push(token_id)
         # the end mark is no text, whatever the tokenizer makes of it
-        text = "" if token_id in self.eos_ids else self.text.push(token_id)
-        if token_id in self.eos_ids or self.text.stopped:
+        text = "" if is_mark else self.text.push(token_id)
+        complete = self.grammar is not None and self.grammar.complete
+        if is_mark or self.text.stopped or complete:
             return text, FinishReason.STOP
         return text, FinishReason.LENGTH if self.num_tokens >= self.params.limit else None
 

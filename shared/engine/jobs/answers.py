@@ -8,7 +8,7 @@ a candidate among those of all beams (``Beam``), which wait for each other.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shared.engine.decoding.beams import BeamSearch, Continuation, Hypothesis
@@ -16,6 +16,7 @@ from shared.engine.decoding.choice import Thought, choose
 from shared.engine.decoding.drafting import Drafter
 from shared.engine.decoding.draws import Draw, Ranked, RowOutcome, Sampled, Wanted
 from shared.engine.decoding.forest import plant, plant_on
+from shared.engine.decoding.grammar import GrammarState
 from shared.engine.decoding.text import Growth, TextStream
 from shared.engine.decoding.tree import compact
 from shared.engine.jobs.context import ContextJob, Grower, Question, Survey
@@ -47,7 +48,8 @@ class Answer(Grower):
 
     @property
     def wanted(self) -> Wanted:
-        return Wanted((Draw(self.growth.params, self.sample, self.growth.num_tokens),))
+        growth = self.growth
+        return Wanted((Draw(growth.params, self.sample, growth.num_tokens, growth.grammar),))
 
     @property
     def drafter(self) -> Drafter | None:
@@ -80,10 +82,18 @@ class BeamGroup:
 @dataclass(slots=True, eq=False)
 class GenerateJob(ContextJob):
     """``answers`` grow, ``thoughts`` are complete (question → sample → thought); ``num_open`` answers are to
-    come."""
+    come. ``grammar``: where every answer begins.
+
+    Raises:
+        KvquiltError: see ``Grammars.of``.
+    """
 
     answers: list[Answer | Beam] = field(default_factory=list)
     thoughts: defaultdict[int, dict[int, Thought]] = field(default_factory=lambda: defaultdict(dict))
+    grammar: GrammarState | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.grammar = self.host.grammar(self.request.sampling)
 
     def start(self) -> None:
         policy = prepare(self)
@@ -125,7 +135,7 @@ class GenerateJob(ContextJob):
         if self.request.beams is not None:
             return Wanted(num_ranked=self._search(self.request.beams).num_ranked)
         params = self.request.sampling
-        return Wanted(tuple(Draw(params, nth, 0) for nth in range(params.n)))
+        return Wanted(tuple(Draw(params, nth, 0, self.grammar) for nth in range(params.n)))
 
     def _search(self, beams: Beams) -> BeamSearch:
         params = self.request.sampling
@@ -139,8 +149,8 @@ class GenerateJob(ContextJob):
             capacity = min(params.limit, _ANSWER_CAPACITY)
             question = self.request.questions[index]
             answers = [
-                Answer(index, nth, parent.child(capacity), self.growth(params, question))
-                for nth in range(params.n)
+                Answer(index, nth, parent.child(capacity), self.growth(params, question, grammar))
+                for nth, grammar in enumerate(self._grammars(params.n))
             ]
             self.answers += answers
             for answer, chosen in zip(answers, outcome.sampled, strict=True):
@@ -149,6 +159,9 @@ class GenerateJob(ContextJob):
         group = BeamGroup(index, self._search(beams))
         self.answers.append(Beam(group, parent.child(_BEAM_CAPACITY), outcome.ranked))
         self._advance(group)
+
+    def _grammars(self, count: int) -> Iterator[GrammarState | None]:
+        return (None if self.grammar is None else self.grammar.copy() for _ in range(count))
 
     # --- samples and thoughts ------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from shared.engine.admission import check_recompute
 from shared.engine.decoding.drafting import Drafter, Text, text_of
 from shared.engine.decoding.draws import Wanted
+from shared.engine.decoding.grammar import GrammarState
 from shared.engine.decoding.text import Growth
 from shared.engine.decoding.tree import reachable
 from shared.engine.jobs.host import Host
@@ -206,15 +207,17 @@ class ContextJob(Job):
 
     # --- growth --------------------------------------------------------------------------------------------
 
-    def growth(self, params: SamplingParams, own: Sequence[int]) -> Growth:
-        """Of a branch that has the tokens ``own`` behind the context."""
+    def growth(
+        self, params: SamplingParams, own: Sequence[int], grammar: GrammarState | None = None
+    ) -> Growth:
+        """Of a branch that has the tokens ``own`` behind the context, and a grammar of its own."""
         host, packets = self.host, self.host.spec.packets
         if host.config.draft_rows < 2:
-            return host.growth(params)
+            return host.growth(params, grammar)
         if self.text is None:
             chunks = (chunk.token_ids for chunk in self.request.chunks)
             self.text = text_of(chunks if packets is None else map(packets.plain, chunks))
-        return host.growth(params, Drafter(self.text, own, params.limit, host.config.draft_rows))
+        return host.growth(params, grammar, Drafter(self.text, own, params.limit, host.config.draft_rows))
 
     # --- branches ------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shared.engine.admission import check_stop
 from shared.engine.decoding.draws import RowOutcome
@@ -173,7 +173,8 @@ class ForestJob(ContextJob):
                     )
                 check_stop("grow.sampling", sampling, self.host.decode is not None)
                 nodes.check_room("grow.sampling.max_tokens", len(node.tokens) + sampling.limit - 1)
-                node.growth = self.growth(sampling, node.tokens)
+                grammar = nodes.grammar(node, sampling)
+                node.growth = self.growth(sampling, node.tokens, grammar)
                 return node
             case Merge():
                 return nodes.add("merge.branch", nodes.merge(command))
@@ -200,7 +201,9 @@ class ForestJob(ContextJob):
         text, reason = growth.add(chosen.token_id)
         self.emit(GrownEvent(node.branch_id, chosen.token_id, text, chosen.logprob, chosen.top_logprobs))
         if chosen.token_id not in growth.eos_ids:  # an end mark is no token of the branch, which may go on
-            node.append([chosen.token_id])
+            node.grow([chosen.token_id])
+        elif node.formed is not None:
+            node.formed = replace(node.formed, ended=True)
         if reason is not None:
             node.growth = None
             rest, reason = growth.finish(reason)

@@ -124,5 +124,8 @@ def _wanted(piece: Slice[BranchWork]) -> list[Wanted]:
     if not piece.draft:
         return [wanted]
     (draw,) = wanted.draws
-    later = (replace(draw, position=draw.position + nth) for nth in range(1, 1 + len(piece.draft)))
+    states = [None] * len(piece.draft) if draw.grammar is None else draw.grammar.along(piece.draft)
+    later = (
+        replace(draw, position=draw.position + nth, grammar=state) for nth, state in enumerate(states, 1)
+    )
     return [wanted, *(Wanted((one,)) for one in later)]

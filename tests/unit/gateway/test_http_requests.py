@@ -109,7 +109,6 @@ def test_what_asks_for_nothing_and_what_changes_nothing_is_let_through() -> None
         ({"top_logprobs": 2}, "top_logprobs: needs logprobs"),
         ({"collection": None, "documents": []}, "collection: name the collection"),
         ({"documents": [{"text": "x", "url": "y"}]}, "documents[0].url: is not supported"),
-        ({"response_format": {"type": "json_object"}}, "response_format: is not supported"),
         ({"frequency_penalty": 0.5}, "frequency_penalty: is not supported"),
         ({"colection": "handbook"}, "colection: is not supported"),
         ({"best_of": 3}, "best_of: is not supported"),

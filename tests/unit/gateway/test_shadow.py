@@ -25,6 +25,7 @@ from shared.errors import ConfigError, NotFound, Overloaded
 from shared.generation.asked import Beams, Decoding, SamplingParams
 from shared.generation.modes import ReuseMode
 from shared.generation.orders import Auto, GenerationOrder, Reuse
+from shared.generation.response_format import ResponseFormat
 from shared.generation.told import ObeyedVerdict
 from shared.kv_types import Manifest, ManifestChunk
 from shared.request import RequestContext
@@ -155,6 +156,7 @@ async def test_only_the_share_is_asked_again() -> None:
     [
         ({"no_shadow": True}, VERDICT),
         ({"sampling": SamplingParams(temperature=0.7)}, VERDICT),
+        ({"sampling": SamplingParams(response_format=ResponseFormat())}, VERDICT),
         ({"sampling": SamplingParams(n=2)}, VERDICT),
         ({"decoding": Decoding(beams=Beams(2))}, VERDICT),
         ({"reuse": Reuse(ReuseMode.REORDERED)}, VERDICT),
