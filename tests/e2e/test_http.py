@@ -105,7 +105,7 @@ def test_several_choices_are_branches_on_one_context(stack: Stack) -> None:
 
 
 def test_an_answer_is_a_model_of_pydantic_streamed_or_not_and_a_bad_schema_is_named(stack: Stack) -> None:
-    class MarketDay(BaseModel):
+    class MarketDay(BaseModel, extra="forbid"):
         day: str = Field(pattern="^[A-Z][a-z]{2,11}$")
         sure: bool
 

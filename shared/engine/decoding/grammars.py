@@ -117,13 +117,22 @@ class Grammars:
                 ) from None
             try:
                 self._vocabulary = LLTokenizer(
-                    self._tokenizer(), n_vocab=self._vocab_size, eos_token=self._eos_ids
+                    _with_logits(self._tokenizer(), self._vocab_size),
+                    n_vocab=self._vocab_size,
+                    eos_token=self._eos_ids,
                 )
             except Exception as error:  # the library's own, of any kind
                 raise FailedPrecondition(
                     f"{FIELD}: this model's tokenizer cannot be read as bytes ({_short(error)}); leave it out"
                 ) from error
         return self._vocabulary
+
+
+def _with_logits(tokenizer: str, vocab_size: int) -> str:
+    """Without the tokens that were added to the tokenizer, and not to the model."""
+    known = json.loads(tokenizer)
+    added = known.get("added_tokens") or []
+    return json.dumps(known | {"added_tokens": [token for token in added if token["id"] < vocab_size]})
 
 
 def _compile(schema: dict[str, Any], vocabulary: LLTokenizer) -> Grammar:

@@ -233,6 +233,17 @@ def test_threads_that_ask_for_one_schema_compile_it_once(monkeypatch: pytest.Mon
     assert len(tried) == 1
 
 
+def test_tokens_that_the_model_has_no_logit_for_are_left_out(compiled: Grammars) -> None:
+    def larger() -> str:
+        known = json.loads(as_json())
+        one = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        known["added_tokens"].append({"id": VOCAB, "content": "<|pad|>", "special": True} | one)
+        return json.dumps(known)
+
+    ours = Grammars(larger, VOCAB, {EOS}).of(form(PERSON)).begin()
+    np.testing.assert_array_equal(mask(ours), mask(compiled.of(form(PERSON)).begin()))
+
+
 def test_without_the_package_or_a_tokenizer_formats_are_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
