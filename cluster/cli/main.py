@@ -20,6 +20,7 @@ from rich.console import Console
 
 from cluster.cli.ask_command import ask
 from cluster.cli.audit_command import audit
+from cluster.cli.chat_command import chat
 from cluster.cli.doctor_command import doctor
 from cluster.cli.document_commands import delete, documents, ingest
 from cluster.cli.eval_command import evaluate
@@ -210,7 +211,7 @@ def demo(session: Session, json_path: Path, keep: bool) -> None:
 
 
 for command in (
-    *(ingest, sync, ask, explore, documents, delete, key, models),
+    *(ingest, sync, ask, chat, explore, documents, delete, key, models),
     *(gate, evaluate, train, feedback, store, retrieval, trace, doctor, audit),
 ):
     main.add_command(command)

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from services.gateway.config import HttpConfig
-from services.gateway.http.bodies import MODES, QuestionBody
+from services.gateway.http.bodies import QuestionBody
 from services.gateway.http.body_limit import BodyLimit
 from services.gateway.http.caller_check import CallerCheck, caller_of, refusal_on_record
 from services.gateway.http.completions import ChatCompletion, ChatForm
@@ -40,7 +40,7 @@ from shared.answer import AnswerDone, AnswerEvent
 from shared.audited import Recorder
 from shared.errors import KvquiltError
 from shared.generation.modes import ReuseMode
-from shared.generation.orders import Auto
+from shared.generation.orders import MODES_BY_NAME, Auto
 from shared.limits import DEFAULT_LIMITS, RequestLimits, check_request
 from shared.metrics.node import CONTENT_TYPE as METRICS_TYPE
 from shared.metrics.node import PATH as METRICS_PATH
@@ -115,11 +115,13 @@ def http_app(
 
     def served(name: str) -> ServedModel:
         mode = name.removeprefix(f"{config.model}:") if name != config.model else ""
-        if name != config.model and (mode == name or mode not in MODES):
+        if name != config.model and (mode == name or mode not in MODES_BY_NAME):
             raise ModelNotServed(
                 f"model: {name!r} is not served here; {config.model!r} is, and '{config.model}:MODE'"
             )
-        return ServedModel(id=name, kvquilt=ModelExtension(modes=[mode] if mode else list(map(str, MODES))))
+        return ServedModel(
+            id=name, kvquilt=ModelExtension(modes=[mode] if mode else list(map(str, MODES_BY_NAME)))
+        )
 
     @app.get("/health", responses=_ERRORS)
     async def health() -> Health:
