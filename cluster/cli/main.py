@@ -30,6 +30,7 @@ from cluster.cli.explore_command import explore
 from cluster.cli.feedback_commands import feedback
 from cluster.cli.gate_command import gate
 from cluster.cli.key_commands import key
+from cluster.cli.mcp_command import mcp
 from cluster.cli.model_commands import models
 from cluster.cli.output import output_option
 from cluster.cli.retrieval_commands import retrieval
@@ -227,7 +228,7 @@ def demo(session: Session, json_path: Path, keep: bool) -> None:
 
 for command in (
     *(ingest, sync, ask, chat, explore, documents, delete, key, models),
-    *(gate, evaluate, train, feedback, store, retrieval, trace, doctor, audit),
+    *(gate, evaluate, train, feedback, store, retrieval, trace, doctor, audit, mcp),
 ):
     main.add_command(command)
 

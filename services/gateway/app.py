@@ -11,6 +11,7 @@ from ray import serve
 from services.gateway.config import GatewayConfig
 from services.gateway.feedback import FeedbackKeeper
 from services.gateway.handlers import GatewayHandlers
+from services.gateway.http.mcp_route import Shelves
 from services.gateway.http.routes import http_app
 from services.gateway.in_turns import InTurns
 from services.gateway.metering import Metered, ServicesHealth
@@ -23,6 +24,7 @@ from shared.admission.turns import Turns
 from shared.audited import recorder_of
 from shared.clients.applications import transport_to
 from shared.clients.generation import GenerationClient
+from shared.clients.ingest import IngestClient
 from shared.clients.kv_store import KvStoreClient
 from shared.clients.retrieval import RetrievalClient
 from shared.clients.service import ServiceClient
@@ -56,8 +58,9 @@ class Gateway(GatewayHandlers):
         if config.shadow.share and fetcher is not None:
             shadow = Shadow(config.shadow, generator, Reference(generator, fetcher))
         self.metrics = metrics_of_replica(self.application, config.deployment.metrics)
+        retrieval = RetrievalClient(transports["retrieval"])
         pipeline = Pipeline(
-            RetrievalClient(transports["retrieval"]),
+            retrieval,
             generator,
             config,
             Prefetching(fetcher),
@@ -81,6 +84,7 @@ class Gateway(GatewayHandlers):
             door=self.door,
             metrics=gathered,
             recorder=self.recorder,
+            shelves=Shelves(retrieval, IngestClient(transports["ingestion"])),
         )
         super().__init__(
             answering, health, config.status_timeout_s, config.addresses, feedback, shadow, fetcher

@@ -147,17 +147,7 @@ class QuestionBody(Lenient, ABC):
         Raises:
             InvalidRequest: the tenant is no name, or the header names another one.
         """
-        header = headers.get(TENANT_HEADER, "")
-        if header and self.tenant and header != self.tenant:
-            raise InvalidRequest(f"tenant: is {self.tenant!r}, but {header!r} in the header {TENANT_HEADER}")
-        return caller.context(
-            _Meta(
-                headers.get(REQUEST_ID_HEADER, ""),
-                self.tenant or header,
-                self.deadline_ms or 0,
-                traceparent=headers.get(TRACEPARENT_HEADER, ""),
-            )
-        )
+        return context_of(headers, caller, self.tenant or "", self.deadline_ms or 0)
 
     def collection_named(self) -> str:
         """
@@ -210,3 +200,24 @@ def check_extra(value: Lenient, where: str) -> None:
     for name, member in (value.model_extra or {}).items():
         if member not in (None, [], {}, ""):
             raise InvalidRequest(f"{where}.{name}: is not supported; leave it out")
+
+
+def context_of(
+    headers: Mapping[str, str], caller: Caller, tenant: str = "", deadline_ms: int = 0
+) -> RequestContext:
+    """``tenant``, ``deadline_ms``: that the body names.
+
+    Raises:
+        InvalidRequest: the tenant is no name, or the header names another one.
+    """
+    header = headers.get(TENANT_HEADER, "")
+    if header and tenant and header != tenant:
+        raise InvalidRequest(f"tenant: is {tenant!r}, but {header!r} in the header {TENANT_HEADER}")
+    return caller.context(
+        _Meta(
+            headers.get(REQUEST_ID_HEADER, ""),
+            tenant or header,
+            deadline_ms,
+            traceparent=headers.get(TRACEPARENT_HEADER, ""),
+        )
+    )

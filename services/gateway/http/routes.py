@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from opentelemetry.trace import SpanKind
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from services.gateway.config import HttpConfig
+from services.gateway.http.asking import Asking
 from services.gateway.http.bodies import QuestionBody
 from services.gateway.http.body_limit import BodyLimit
 from services.gateway.http.caller_check import CallerCheck, caller_of, refusal_on_record
@@ -29,6 +29,7 @@ from services.gateway.http.errors import (
 )
 from services.gateway.http.forms import AnswerForm, chunks, whole_answer
 from services.gateway.http.heard import AnswerHead
+from services.gateway.http.mcp_route import McpRoute, Shelves
 from services.gateway.http.requests import ChatRequest
 from services.gateway.http.streaming import ChunkStream
 from services.gateway.http.text_completions import TextCompletion, TextForm
@@ -36,20 +37,15 @@ from services.gateway.http.text_requests import TextRequest
 from services.gateway.ports import Answering
 from shared import log as logs
 from shared.admission.entrance import Entrance
-from shared.answer import AnswerDone, AnswerEvent
 from shared.audited import Recorder
 from shared.errors import KvquiltError
 from shared.generation.modes import ReuseMode
 from shared.generation.orders import MODES_BY_NAME, Auto
-from shared.limits import DEFAULT_LIMITS, RequestLimits, check_request
+from shared.limits import DEFAULT_LIMITS, RequestLimits
 from shared.metrics.node import CONTENT_TYPE as METRICS_TYPE
 from shared.metrics.node import PATH as METRICS_PATH
 from shared.principals.callers import Callers
 from shared.request import RequestContext
-from shared.streams import until, within
-from shared.tracing.names import HTTP_METHOD, HTTP_ROUTE
-from shared.tracing.spans import StageSpan, traced_stream
-from shared.wire.answer import INQUIRY
 
 _CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
 _LISTED = (ReuseMode.FULL, Auto.AUTO)
@@ -95,15 +91,18 @@ def http_app(
     door: Entrance | None = None,
     metrics: Callable[[], str] | None = None,
     recorder: Recorder | None = None,
+    shelves: Shelves | None = None,
 ) -> FastAPI:
     """``limits``, ``door``: as of the same question by gRPC. ``callers``: who may ask, None: everybody.
     ``clock``: seconds since 1970. ``metrics``: what Prometheus is told; blocks. ``recorder``: of those who
-    are refused, None: nobody is on record."""
-    door = door or Entrance(limits.per_principal)
+    are refused, None: nobody is on record. ``shelves``: of the tools at `/mcp`, None: there are none."""
+    asking = Asking(pipeline, limits, door or Entrance(limits.per_principal))
+    mcp = McpRoute(asking, shelves, config.max_body_bytes, recorder) if shelves is not None else None
     app = FastAPI(
         title="kvquilt",
         docs_url=None,  # they would load scripts from elsewhere
         redoc_url=None,
+        lifespan=mcp.lifespan if mcp is not None else None,
         exception_handlers={
             KvquiltError: on_error,
             RequestValidationError: on_invalid,
@@ -160,14 +159,7 @@ def http_app(
     ) -> Response:
         logs.bind(ctx)
         inquiry = request.inquiry()
-        asked = INQUIRY.to_pb(inquiry)
-        check_request(asked, limits)
-
-        def stream(stage: StageSpan) -> AsyncGenerator[AnswerEvent, None]:
-            logs.bind(stage.ctx)
-            entered = door.entered(stage.ctx.principal, asked.ByteSize())
-            return within(entered, pipeline.answer(stage.ctx, inquiry))
-
+        events = asking.answer(ctx, inquiry, path)
         head = AnswerHead(
             ctx.request_id,
             int(clock()),
@@ -177,14 +169,13 @@ def http_app(
             inquiry.sampling.n,
             request.asked_logprobs,
         )
-        route = {HTTP_METHOD: "POST", HTTP_ROUTE: path}
-        answers = traced_stream(ctx, f"POST {path}", route, SpanKind.SERVER, True, stream=stream)
-        events = until(AnswerDone, answers, "the answer broke off; retry")
         if request.stream:
             growing = chunks(form(head, request.with_usage), events)
             return ChunkStream(await anext(growing), growing)
         return JSONResponse((await whole_answer(form(head), events)).model_dump())
 
+    if mcp is not None:
+        app.router.routes.append(mcp.route)
     if metrics is not None:
 
         @app.get(METRICS_PATH, include_in_schema=False)

@@ -47,6 +47,7 @@ WRONG: dict[str, list[str]] = {  # or away: nothing runs
     "retrieval rebuild": [],
     "trace": ["0af7651916cd43dd8448eb211c80319c"],
     "audit": [],
+    "mcp": [],
 }
 RIGHT: dict[str, list[str]] = {"down": [], "models": [], "trace": [], "key create": ["anna"]}
 """What needs nothing that runs."""
