@@ -32,6 +32,7 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0
 _QUOTED = re.compile(r"""(?<!\w)'(?:[^'\\]|\\.)*'(?!\w)|"(?:[^"\\]|\\.)*"|“[^”]*”""")
 _PLACE = re.compile(r'\s+File "')
 _NOISY = (
+    "mcp",
     "httpx",
     "httpcore",
     "urllib3",

@@ -124,8 +124,33 @@ async def show(
     stream: bool,
     explain: bool = False,
 ) -> None:
+    """``explain``: then the context, with what was computed anew; then what the answer cost."""
+    answer = await show_answer(console, events, questions, per_question, stream)
+    usage, hits = answer.usage, answer.hits
+    assert usage is not None
+    assert hits is not None
+    if explain:
+        show_context(console, hits, answer.selections, questions)
+    console.print()
+    for line in filter(None, (usage.usage.note, hidden_line(usage.timings))):
+        console.print(Text(line, "yellow" if line == usage.usage.note else "dim"), soft_wrap=True)
+    console.print(usage_line(usage.usage), style="dim")
+    console.print(timings_table(usage))
+
+
+async def show_answer(
+    console: Console,
+    events: AsyncGenerator[AnswerEvent, None],
+    questions: Sequence[str],
+    per_question: int,
+    stream: bool,
+) -> WholeAnswer:
     """One branch is written as it comes (``stream``); several are written one by one, each when it is
-    finished. ``explain``: then the context, with what was computed anew."""
+    finished.
+
+    Raises:
+        Unavailable: the stream ended before the answer was whole.
+    """
     live = stream and len(questions) * per_question == 1
     answer, told = WholeAnswer(), ""
     async with aclosing(events):
@@ -140,16 +165,7 @@ async def show(
                 _show_margin(console, event, answer.hits)
             elif isinstance(event, ChosenEvent):
                 _show_chosen(console, event, answer.text(event.question, event.sample))
-    usage, hits = _checked(answer).usage, answer.hits
-    assert usage is not None
-    assert hits is not None
-    if explain:
-        show_context(console, hits, answer.selections, questions)
-    console.print()
-    for line in filter(None, (usage.usage.note, hidden_line(usage.timings))):
-        console.print(Text(line, "yellow" if line == usage.usage.note else "dim"), soft_wrap=True)
-    console.print(usage_line(usage.usage), style="dim")
-    console.print(timings_table(usage))
+    return _checked(answer)
 
 
 def show_json(

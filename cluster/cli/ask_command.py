@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from cluster.cli.output import output_option
 from cluster.cli.reuse_options import OneOf, reuse_of, reuse_options
 from cluster.cli.session import Session
 from shared.answer import Refusal
@@ -114,7 +115,7 @@ THOUGHT_TEMPERATURE = 0.7
     is_flag=True,
     help="Have it traced, and show what every service did, and when (docs/tracing.md).",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+@output_option(with_flag=True)
 @click.pass_obj
 def ask(
     session: Session, /, question: str | None, questions: tuple[str, ...], collection: str, **options: Any
@@ -167,7 +168,7 @@ def ask(
     async def go() -> WholeAnswer | None:
         async with session.connect(rag_client) as client:
             events = client.answer(session.context(traceparent=traceparent), inquiry)
-            if options["as_json"]:
+            if session.as_json:
                 return await collect(events)
             await show(session.out, events, asked, sampling.n, options["stream"], options["explain"])
             return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any
 import click
 
 from cluster.cli.duration import Duration
+from cluster.cli.output import output_option
 from cluster.cli.session import Session
 from shared.errors import NotFound
 
@@ -26,7 +26,6 @@ _HIDDEN = (*_SHOWN, "request_id", "trace_id", "chain")
 @click.option("--service", help="Only what this service recorded.")
 @click.option("--outcome", help="Only with this: OK, or the code of an error.")
 @click.option("--since", type=Duration(), help="Only so lately: 30m, 7d.")
-@click.option("--json", "as_json", is_flag=True, help="The lines as they were recorded.")
 @click.option("--verify", "verifying", is_flag=True, help="Find lines that were changed or taken out.")
 @click.option(
     "--directory",
@@ -38,6 +37,7 @@ _HIDDEN = (*_SHOWN, "request_id", "trace_id", "chain")
     type=click.Path(path_type=Path, dir_okay=False),
     help="The installation's secret, which --verify needs. Default: auth/secret in the data directory.",
 )
+@output_option(with_flag=True, help="For people (text), or the lines as they were recorded (json).")
 @click.pass_obj
 def audit(
     session: Session,
@@ -47,7 +47,6 @@ def audit(
     service: str | None,
     outcome: str | None,
     since: float | None,
-    as_json: bool,
     verifying: bool,
     directory: Path | None,
     secret_file: Path | None,
@@ -75,7 +74,10 @@ def audit(
         found = list(verify(place, audit_keys(AuthConfig(secret_file=str(secret))) or (b"",)))
         for told in found:
             session.out.print(told, style="red", soft_wrap=True, markup=False)
-        session.out.print(f"{sum(1 for _ in read_lines(place))} lines: {len(found)} do not fit")
+        num_lines = sum(1 for _ in read_lines(place))
+        session.tell(
+            {"num_lines": num_lines, "findings": found}, f"{num_lines} lines: {len(found)} do not fit"
+        )
         sys.exit(1 if found else 0)
     wanted = {"action": action, "principal": principal, "tenant": tenant, "service": service}
     wanted = {name: value for name, value in (wanted | {"outcome": outcome}).items() if value is not None}
@@ -88,9 +90,9 @@ def audit(
         ),
         key=lambda line: str(line["time"]),
     )
-    if as_json:
+    if session.as_json:
         for line in lines:
-            click.echo(json.dumps(line))
+            session.tell_line(line)
     else:
         _print(session, lines)
 

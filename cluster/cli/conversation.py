@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TextIO
 
 from rich.console import Console
@@ -86,9 +86,12 @@ class Lines:
 class Conversation:
     """A line is said when the one before is answered and the branches that must rest for it do, so that a
     script may say in one breath what a person says step by step. ``num_refused``: lines that were not
-    understood or not obeyed."""
+    understood or not obeyed. ``tell_line``: takes what happens, instead of the console."""
 
-    def __init__(self, console: Console, lines: Lines) -> None:
+    def __init__(
+        self, console: Console, lines: Lines, tell_line: Callable[[object], None] | None = None
+    ) -> None:
+        self._tell_line = tell_line
         self.num_refused = 0
         self._console = console
         self._lines = lines
@@ -117,7 +120,7 @@ class Conversation:
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, DoneEvent):
-                    self._console.print(Text(usage_line(event.usage), "dim"), soft_wrap=True)
+                    self._say({"event": "done", "usage": asdict(event.usage)}, usage_line(event.usage), "dim")
                     return
                 async with self._news:
                     self._show(event)
@@ -144,9 +147,9 @@ class Conversation:
                 if isinstance(command, Rewind | Prune):
                     self._stop(command.branch, "stopped")
                 what = "pruned" if isinstance(command, Prune) else f"{event.num_tokens} tokens"
-                self._tell(
-                    command.branch, f"{what}{', an approximation' if event.approximate else ''}", "dim"
-                )
+                told = {"event": "applied", "num_tokens": event.num_tokens, "approximate": event.approximate}
+                about = f"{what}{', an approximation' if event.approximate else ''}"
+                self._tell(command.branch, told, about, "dim")
             case RefusedEvent():
                 self._num_answered += 1
                 line, command = self._said[event.command]
@@ -154,10 +157,9 @@ class Conversation:
                     self._growing.discard(command.branch)
                 self._refuse(line, event.error.detail)
             case SelectedEvent():
-                self._console.print(
-                    Text(f"{len(event.tokens)} tokens of the context are computed anew", "dim"),
-                    soft_wrap=True,
-                )
+                num = len(event.tokens)
+                told = {"event": "selected", "num_tokens": num}
+                self._say(told, f"{num} tokens of the context are computed anew", "dim")
             case GrownEvent():
                 self._texts[event.branch] += event.text
             case RestedEvent():
@@ -168,14 +170,23 @@ class Conversation:
         """Shows what it has grown since it was told to."""
         if branch in self._growing:
             self._growing.remove(branch)
-            self._tell(branch, f"{self._texts.pop(branch, '').strip()} [{why}]")
+            text = self._texts.pop(branch, "").strip()
+            self._tell(branch, {"event": "rested", "text": text, "why": why}, f"{text} [{why}]")
 
-    def _tell(self, branch: int, words: str, style: str = "") -> None:
-        self._console.print(Text(f"{self._lines.name(branch)}: {words}", style), soft_wrap=True)
+    def _tell(self, branch: int, value: dict[str, object], words: str, style: str = "") -> None:
+        name = self._lines.name(branch)
+        self._say({"branch": name} | value, f"{name}: {words}", style)
+
+    def _say(self, value: dict[str, object], text: str, style: str) -> None:
+        if self._tell_line is not None:
+            self._tell_line(value)
+        else:
+            self._console.print(Text(text, style), soft_wrap=True)
 
     def _refuse(self, line: str, why: str) -> None:
         self.num_refused += 1
-        self._console.print(Text(f"refused: {line.strip()}: {why}", "red"), soft_wrap=True)
+        told: dict[str, object] = {"event": "refused", "line": line.strip(), "message": why}
+        self._say(told, f"refused: {line.strip()}: {why}", "red")
 
 
 async def lines_of(file: TextIO) -> AsyncIterator[str]:

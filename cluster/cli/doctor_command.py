@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cluster.cli.output import output_option
 from cluster.cli.session import EXISTING_FILE, FILE, Session
 from shared.errors import KvquiltError
 
@@ -35,7 +35,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
     metavar="FILE.tar.gz",
     help="Pack versions, settings, status, metrics and logs for whoever helps, without content and secrets.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+@output_option(with_flag=True)
 @click.pass_obj
 def doctor(
     session: Session,
@@ -44,7 +44,6 @@ def doctor(
     grpc_port: int | None,
     http_port: int | None,
     bundle: Path | None,
-    as_json: bool,
 ) -> None:
     """Check this installation, and say what to do where something is wrong: Python and packages, torch and
     the engine's kernels, memory, disk, permissions, ports, the clock, the model's files, the object store
@@ -75,7 +74,6 @@ def doctor(
         _show(
             session,
             [Diagnosis("settings", "fail", error.detail, "correct the setting that is named")],
-            as_json,
         )
         sys.exit(1)
     state = RunDirectory(session.data_dir).running()
@@ -103,7 +101,7 @@ def doctor(
         "services": surroundings.check_services,
     }
     findings = [Diagnosis("settings", "ok", "can be read"), *run_checks(checks, installation)]
-    _show(session, findings, as_json)
+    _show(session, findings)
     if bundle is not None:
         written = write_bundle(bundle, installation, findings)
         session.err.print(f"{bundle}: {', '.join(written)}; look into it before you send it", soft_wrap=True)
@@ -111,11 +109,9 @@ def doctor(
         sys.exit(1)
 
 
-def _show(session: Session, findings: list[Diagnosis], as_json: bool) -> None:
-    if as_json:
-        click.echo(
-            json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2, ensure_ascii=False)
-        )
+def _show(session: Session, findings: list[Diagnosis]) -> None:
+    if session.as_json:
+        session.tell(list(map(dataclasses.asdict, findings)))
         return
     for finding in findings:
         session.out.print(f"{finding.outcome:5}", style=_STYLES[finding.outcome], end="")

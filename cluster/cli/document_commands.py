@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
+from cluster.cli.output import output_option
 from cluster.cli.session import Session, resumable
 from shared.errors import InvalidRequest
 from shared.readers import checked_readers
@@ -38,6 +38,7 @@ READERS_OPTION = click.option(
     ),
 )
 @READERS_OPTION
+@output_option()
 @click.pass_obj
 @resumable
 async def ingest(
@@ -58,7 +59,7 @@ async def ingest(
     kvquilt ingest ./hr -c handbook --readers hr --readers board
     kvquilt ingest -c handbook --re-encode             after the model was changed
     """
-    from cluster.cli.ingest_command import follow_all, ingest_files, print_skipped
+    from cluster.cli.ingest_command import follow_all, ingest_files, print_skipped, skipped_values
     from cluster.cli.remote import ingest_client
     from cluster.cli.sources import Sources, find_sources
 
@@ -81,15 +82,16 @@ async def ingest(
                 sources.files,
                 groups,
             )
+    session.tell(asdict(summary) | {"skipped": skipped_values(sources.skipped)})
     summary.print(session.out)
     return 1 if summary.failed else 0
 
 
 @click.command()
 @click.option("--collection", "-c", default="", help="Only this collection.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+@output_option(with_flag=True)
 @click.pass_obj
-def documents(session: Session, collection: str, as_json: bool) -> None:
+def documents(session: Session, collection: str) -> None:
     """List what has been ingested, who may read it, and what the KV of each document was computed behind
     (kv_context). Documents are named as `kvquilt delete` takes them."""
     from cluster.cli.console import documents_table, print_whole
@@ -98,8 +100,8 @@ def documents(session: Session, collection: str, as_json: bool) -> None:
     async def go() -> None:
         async with session.connect(ingest_client) as client:
             found = [d async for d in client.list(session.context(), collection)]
-        if as_json:
-            click.echo(json.dumps([dataclasses.asdict(d) for d in found], indent=2, ensure_ascii=False))
+        if session.as_json:
+            session.tell(list(map(asdict, found)))
         elif found:
             print_whole(session.out, documents_table(found))
         else:
@@ -112,6 +114,7 @@ def documents(session: Session, collection: str, as_json: bool) -> None:
 @click.argument("document_ids", nargs=-1)
 @click.option("--collection", "-c", required=True)
 @click.option("--all", "everything", is_flag=True, help="The whole collection.")
+@output_option()
 @click.pass_obj
 def delete(session: Session, document_ids: tuple[str, ...], collection: str, everything: bool) -> None:
     """Remove documents and every chunk that no other document needs.
@@ -129,7 +132,9 @@ def delete(session: Session, document_ids: tuple[str, ...], collection: str, eve
         ingest_client,
         lambda client: client.delete(session.context(), collection, document_ids, everything),
     )
-    session.out.print(f"{deleted.num_documents} documents and {deleted.num_chunks} chunks removed")
+    session.tell(
+        asdict(deleted), f"{deleted.num_documents} documents and {deleted.num_chunks} chunks removed"
+    )
     for document_id in deleted.not_found:
         session.err.print(f"not found: {document_id}", style="red")
     if deleted.not_found:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cluster.cli.session import EXISTING_FILE, FILE, INTERRUPTED, Session
+from cluster.cli.output import output_option
+from cluster.cli.session import EXISTING_FILE, FILE, Session
 from shared.kv_types import KvContext
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ _DEFAULT_CASES = 40
 @click.option(
     "--processes", type=click.IntRange(min=0), default=0, help="That ask at once. Default: one per core."
 )
+@output_option(help="For people (text), or the report on standard output (json).")
 @click.pass_obj
 def evaluate(
     session: Session,
@@ -214,8 +216,7 @@ def evaluate(
         evaluated = evaluation.run(answers, session.err)
     except KeyboardInterrupt:
         again = "the same command goes on from here" if answers else "with --answers it could go on"
-        session.err.print(f"interrupted; {again}")
-        raise click.exceptions.Exit(INTERRUPTED) from None
+        raise click.exceptions.Exit(session.interrupted(f"interrupted; {again}")) from None
     _report(session, evaluated, json_path, html_path, threads)
 
 
@@ -225,8 +226,10 @@ def _report(
     from cluster.cli.console import print_whole
     from cluster.evaluation.page import write_page
     from cluster.evaluation.show import shown
-    from shared.measuring.report import write_report
+    from shared.measuring.report import report_of, write_report
 
+    if session.as_json:
+        session.tell(report_of(evaluated.measurements(), evaluated.details(), threads=threads))
     if not evaluated.found:
         session.err.print("no case has been asked in every mode yet; give it more --minutes")
     for part in shown(evaluated.found, evaluated.averages):

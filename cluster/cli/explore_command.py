@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import click
 
+from cluster.cli.output import output_option
 from cluster.cli.reuse_options import ADAPTER_OPTION, FOREST_MODES, OneOf
 from cluster.cli.session import Session
 from shared.errors import ModelMismatch, NotFound
@@ -28,6 +29,7 @@ DEADLINE_MS = 3_600_000
 @click.option("--temperature", type=float, default=0.0, help="0: always the most likely token.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Equal seeds sample equally.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Of `grow` without a number.")
+@output_option(help="For people (text), or a line of JSON for everything that happens (json).")
 @click.pass_obj
 def explore(
     session: Session,
@@ -67,7 +69,8 @@ def explore(
         ctx = session.context(DEADLINE_MS)
         hits = await _context(session, ctx, collection, topic, k or 0)
         chunks = tuple(hit.chunk.piece for hit in hits)
-        conversation = Conversation(session.out, Lines(sampling))
+        tell_line = session.tell_line if session.as_json else None
+        conversation = Conversation(session.out, Lines(sampling), tell_line)
         if sys.stdin.isatty():
             session.err.print(f"{COMMANDS}; end with Ctrl-D", style="dim", soft_wrap=True)
         async with session.connect(forest_client) as client:
@@ -104,6 +107,8 @@ async def _context(
             f"collection {collection!r} was ingested for another {what}; run `kvquilt ingest -c "
             f"{collection} --re-encode`"
         )
+    if session.as_json:
+        session.tell_line({"event": "context", "documents": [hit.document_id for hit in hits]})
     for number, hit in enumerate(hits):
         session.out.print(f"[{number + 1}] {hit.document_id}", style="dim", markup=False, soft_wrap=True)
     return hits

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from cluster.cli.output import output_option
 from cluster.cli.session import LONG_DEADLINE_MS, Session
 from shared.errors import NotFound
 from shared.feedback import Feedback, RatedAnswer, Rating
@@ -43,6 +44,7 @@ def feedback() -> None:
     show_default=True,
     help="Which one, where several were asked over one context.",
 )
+@output_option()
 @click.pass_obj
 def rate(session: Session, request_id: str, rating: str, comment: str, question: int) -> None:
     """Rate an answer that was given lately, by its request id (`kvquilt ask --json` tells it).
@@ -57,7 +59,7 @@ def rate(session: Session, request_id: str, rating: str, comment: str, question:
 
     given = Feedback(request_id, Rating(rating), comment, question - 1)
     session.ask(rag_client, lambda client: client.rate(session.context(), given))
-    session.out.print("kept", soft_wrap=True)
+    session.tell({"request_id": request_id, "rating": rating, "question": question}, "kept")
 
 
 @feedback.command()
@@ -70,13 +72,15 @@ def rate(session: Session, request_id: str, rating: str, comment: str, question:
     help="Only these. Default: all.",
 )
 @click.option(
-    "--output",
+    "--to",
     "-o",
+    "file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Where the questions go. Default: standard output.",
+    help="Where the questions go. Default: standard output, which is JSON either way.",
 )
+@output_option()
 @click.pass_obj
-def export(session: Session, collection: str, rating: str | None, output: Path | None) -> None:
+def export(session: Session, collection: str, rating: str | None, file: Path | None) -> None:
     """Write what was rated as a file of questions for `kvquilt gate --questions`.
 
     An answer that was rated good is the evidence that later answers are judged by; of the others only the
@@ -97,11 +101,12 @@ def export(session: Session, collection: str, rating: str | None, output: Path |
             "feedback: nothing was rated; rate answers by `kvquilt feedback rate REQUEST_ID good|bad`"
         )
     lines = "".join(f"{line}\n" for line in questions_of(rated))
-    if output is None:
+    if file is None:
         click.echo(lines, nl=False)
     else:
-        output.write_text(lines, encoding="utf-8")
-        session.err.print(f"{len(rated)} questions written to {output}", soft_wrap=True)
+        file.write_text(lines, encoding="utf-8")
+        session.tell({"num_questions": len(rated), "file": file})
+        session.err.print(f"{len(rated)} questions written to {file}", soft_wrap=True)
 
 
 def questions_of(rated: Iterable[RatedAnswer]) -> Iterator[str]:

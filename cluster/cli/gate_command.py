@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cluster.cli.session import EXISTING_FILE, FILE, INTERRUPTED, Session
+from cluster.cli.output import output_option
+from cluster.cli.session import EXISTING_FILE, FILE, Session
 from shared.errors import InvalidRequest
 from shared.kv_buffers import ENCODINGS
 from shared.kv_types import KvContext
@@ -165,6 +166,7 @@ class Several(click.ParamType[tuple[str, ...]]):
 @click.option(
     "--processes", type=click.IntRange(min=0), default=0, help="That ask at once. Default: one per core."
 )
+@output_option(help="For people (text), or the reports on standard output (json).")
 @click.pass_obj
 def gate(
     session: Session,
@@ -249,8 +251,7 @@ def gate(
     try:
         runner.run(servings, found, json_path)
     except KeyboardInterrupt:
-        session.err.print("interrupted; the same command goes on where this one stopped")
-        sys.exit(INTERRUPTED)
+        sys.exit(session.interrupted("interrupted; the same command goes on where this one stopped"))
 
 
 def verdict_file(config: QuiltConfig) -> Path:

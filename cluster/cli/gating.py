@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cluster.cli.console import print_whole
 from cluster.cli.remote import retrieval_client, store_client
@@ -30,7 +31,7 @@ from shared.errors import ConfigError, CorruptData, FailedPrecondition, InvalidR
 from shared.generation.orders import NO_ADAPTER
 from shared.identity import adapter_identity, digest
 from shared.kv_types import KvContext
-from shared.measuring.report import write_report
+from shared.measuring.report import report_of, write_report
 from shared.private_files import make_private_directory
 from shared.verdict import Verdict
 from shared.verdicts import keep_verdict
@@ -97,6 +98,7 @@ class Gate:
         """
         several = len(servings) > 1
         judged: list[JudgedServing] = []
+        reports: list[dict[str, Any]] = []
         left: list[LeftOut] = []
         errors: list[KvquiltError] = []
         for serving in servings:
@@ -116,13 +118,16 @@ class Gate:
                 self._keep(one.verdict)
                 if self.check:
                     one, checked = self._checked(one, questions)
+            details = self._details(one, evaluated, checked)
             if own_report:
-                self._report(own_report, one, evaluated, checked)
+                write_report(own_report, evaluated.measurements(), details, threads=self.threads)
+            reports.append(report_of(evaluated.measurements(), details, threads=self.threads))
             judged.append(one)
         if not judged:
             raise errors[0]
         if several:
             self._sum_up(judged, left, report)
+        self.session.tell({"reports": reports, "summary": servings_details(judged, left)})
         for path in (path for one in judged if one.verdict for path in one.kept):
             path.unlink(missing_ok=True)
         if missing := [one for one in judged if one.verdict is None]:
@@ -163,14 +168,13 @@ class Gate:
         print_whole(self.session.out, held_table(found))
         return dataclasses.replace(one, kept=(*one.kept, kept)), found
 
-    def _report(self, path: Path, one: JudgedServing, evaluated: Evaluated, checked: Sequence[Held]) -> None:
-        details = evaluated.details() | {
+    def _details(self, one: JudgedServing, evaluated: Evaluated, checked: Sequence[Held]) -> dict[str, Any]:
+        return evaluated.details() | {
             "decision": dataclasses.asdict(evaluated.decide(self.tolerance, self.alpha)),
             "verdict": one.verdict and dataclasses.asdict(one.verdict),
             "no_verdict": one.why,
             "check": [dataclasses.asdict(group) | {"holds": group.holds} for group in checked],
         }
-        write_report(path, evaluated.measurements(), details, threads=self.threads)
 
     def _keep(self, verdict: Verdict) -> None:
         keep_verdict(self.path, dataclasses.replace(verdict, made_s=time.time()))

@@ -96,6 +96,11 @@ def print_skipped(console: Console, skipped: Mapping[Path | str, str]) -> None:
         console.print(Text(f"skipped {more} more", "yellow"))
 
 
+def skipped_values(skipped: Mapping[Path | str, str]) -> dict[str, str]:
+    """Path → reason, for programs."""
+    return {str(path).encode("utf-8", "backslashreplace").decode(): why for path, why in skipped.items()}
+
+
 async def ingest_files(
     console: Console, upsert: Upsert, sources: Sequence[Readable], readers: Readers = EVERYBODY
 ) -> Summary:

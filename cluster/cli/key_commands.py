@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cluster.cli.duration import Duration
+from cluster.cli.output import output_option
 from cluster.cli.session import FILE, Session
 from shared.errors import InvalidRequest, NotFound
 from shared.principals.principal import Role
@@ -57,6 +57,7 @@ def key() -> None:
 )
 @click.option("--terminator", is_flag=True, help="The key of that proxy, which may do nothing else.")
 @_file_option
+@output_option()
 @click.pass_obj
 def create(
     session: Session,
@@ -104,7 +105,9 @@ def create(
     place = _place(session, path)
     _add(place, record)
     _on_record(session, "create key", record)
-    if made:
+    if session.as_json:
+        session.tell(_shown(record, now) | {"key": made or None, "file": place})
+    elif made:
         click.echo(made)
         session.err.print(
             f"the key {record.key_id} of {name} is in {place}; it is shown this once", soft_wrap=True
@@ -114,10 +117,10 @@ def create(
 
 
 @key.command("list")
-@click.option("--json", "as_json", is_flag=True, help="One object per line.")
 @_file_option
+@output_option(with_flag=True, help="For people (text), or a line of JSON for each (json).")
 @click.pass_obj
-def list_keys(session: Session, as_json: bool, path: Path | None) -> None:
+def list_keys(session: Session, path: Path | None) -> None:
     """Show who may call, and who might once: never the keys themselves."""
     from rich.table import Table
 
@@ -128,11 +131,10 @@ def list_keys(session: Session, as_json: bool, path: Path | None) -> None:
         table.add_column(heading, overflow="fold")
     for record in _records(_place(session, path)):
         row = _shown(record, now)
-        if as_json:
-            click.echo(json.dumps(row))
-        else:
-            table.add_row(*(", ".join(v) if isinstance(v, list) else v for v in row.values()))
-    if not as_json:
+        if session.as_json:
+            session.tell_line(row)
+        table.add_row(*(", ".join(v) if isinstance(v, list) else v for v in row.values()))
+    if not session.as_json:
         session.out.print(table if table.row_count else "there are no keys")
 
 
@@ -140,6 +142,7 @@ def list_keys(session: Session, as_json: bool, path: Path | None) -> None:
 @click.argument("key_id", metavar="ID")
 @click.option("--in", "after_s", type=Duration(), default=0.0, help="So long from now: 1h. Default: at once.")
 @_file_option
+@output_option()
 @click.pass_obj
 def revoke(session: Session, key_id: str, after_s: float, path: Path | None) -> None:
     """Take a key (or a certificate's name) back, by its id from `kvquilt key list`.
@@ -162,7 +165,8 @@ def revoke(session: Session, key_id: str, after_s: float, path: Path | None) -> 
             records[at] = replace(records[at], revoked=when)
     for at in found:
         _on_record(session, "revoke key", records[at])
-    session.out.print(f"revoked{f' from {when.isoformat()} on' if after_s else ''}", soft_wrap=True)
+    told = f"revoked{f' from {when.isoformat()} on' if after_s else ''}"
+    session.tell({"id": key_id, "revoked": when.isoformat()}, told)
 
 
 def _place(session: Session, path: Path | None) -> Path:

@@ -11,6 +11,8 @@ the commands that start and stop; the others are in ``document_commands``, ``syn
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import sys
 from pathlib import Path
@@ -20,6 +22,7 @@ from rich.console import Console
 
 from cluster.cli.ask_command import ask
 from cluster.cli.audit_command import audit
+from cluster.cli.chat_command import chat
 from cluster.cli.doctor_command import doctor
 from cluster.cli.document_commands import delete, documents, ingest
 from cluster.cli.eval_command import evaluate
@@ -27,7 +30,9 @@ from cluster.cli.explore_command import explore
 from cluster.cli.feedback_commands import feedback
 from cluster.cli.gate_command import gate
 from cluster.cli.key_commands import key
+from cluster.cli.mcp_command import mcp
 from cluster.cli.model_commands import models
+from cluster.cli.output import output_option
 from cluster.cli.retrieval_commands import retrieval
 from cluster.cli.session import EXISTING_FILE, Commands, Session
 from cluster.cli.store_commands import store
@@ -122,6 +127,7 @@ def main(
 @click.option("--http-port", type=int, help="Default 8000; OpenAI's clients, and health checks.")
 @click.option("--tls-cert", type=_PEM, help="PEM file; callers are answered by TLS then.")
 @click.option("--tls-key", type=_PEM, help="Its private key.")
+@output_option()
 @click.pass_obj
 def up(
     session: Session,
@@ -150,6 +156,9 @@ def up(
     config = served_config(config_path, options, session.out)
     with start_progress(session.out) as on_progress:
         state = launcher.start(config, on_progress)
+    told = {"target": state.target, "http": state.http, "model": config.gateway.http.model}
+    told |= {"data_dir": config.data_dir, "log": state.log_path}
+    session.tell(told | {"addresses": state.addresses})
     session.out.print(
         f"kvquilt is ready at {state.target}; data in {config.data_dir}; log in {state.log_path}",
         soft_wrap=True,
@@ -163,6 +172,7 @@ def up(
 
 
 @main.command()
+@output_option()
 @click.pass_obj
 def down(session: Session) -> None:
     """Stop the services on this machine. What was ingested stays; answers on their way are finished first,
@@ -171,10 +181,11 @@ def down(session: Session) -> None:
 
     with session.out.status("finishing what was asked, and stopping"):
         stopped = launcher.stop(session.data_dir)
-    session.out.print("stopped" if stopped else f"nothing is running on {session.data_dir}")
+    session.tell({"stopped": stopped}, "stopped" if stopped else f"nothing is running on {session.data_dir}")
 
 
 @main.command()
+@output_option()
 @click.pass_obj
 def status(session: Session) -> None:
     """The state of every service, and which collections are not made as documents are now (another model,
@@ -183,7 +194,10 @@ def status(session: Session) -> None:
     from cluster.cli.remote import rag_client
 
     services = session.ask(rag_client, lambda rag: rag.status(session.context(15_000)))
-    session.out.print(f"kvquilt at {session.target}")
+    session.tell(
+        {"target": session.target, "http": session.http, "services": list(map(dataclasses.asdict, services))},
+        f"kvquilt at {session.target}",
+    )
     if session.http:
         session.out.print(f"OpenAI's clients: base_url={session.http}/v1", soft_wrap=True)
     session.out.print(status_table(services))
@@ -200,6 +214,7 @@ def status(session: Session) -> None:
     help="Where the report goes.",
 )
 @click.option("--keep", is_flag=True, help="Leave the services running afterwards.")
+@output_option()
 @click.pass_obj
 def demo(session: Session, json_path: Path, keep: bool) -> None:
     """Start everything in build/demo, ingest the shipped documents, ask them, show what reuse bought, take
@@ -207,11 +222,13 @@ def demo(session: Session, json_path: Path, keep: bool) -> None:
     from cluster.local.demo import run_demo
 
     run_demo(session.out, json_path, keep)
+    if session.as_json:
+        session.tell(json.loads(json_path.read_text(encoding="utf-8")))
 
 
 for command in (
-    *(ingest, sync, ask, explore, documents, delete, key, models),
-    *(gate, evaluate, train, feedback, store, retrieval, trace, doctor, audit),
+    *(ingest, sync, ask, chat, explore, documents, delete, key, models),
+    *(gate, evaluate, train, feedback, store, retrieval, trace, doctor, audit, mcp),
 ):
     main.add_command(command)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.cli.console import print_whole
+from cluster.cli.output import output_option
 from cluster.cli.session import Session
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 @click.group(invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per model, in a list.")
+@output_option(with_flag=True)
 @click.pass_context
-def models(ctx: click.Context, as_json: bool) -> None:
+def models(ctx: click.Context) -> None:
     """The models on this machine: those that come along, converted GGUF files, pulled ones.
 
     \b
@@ -39,9 +39,8 @@ def models(ctx: click.Context, as_json: bool) -> None:
 
     session: Session = ctx.obj
     found = models_here(os.environ)
-    if as_json:
-        rows = [dataclasses.asdict(m) | {"kv_bytes_per_chunk": m.kv_bytes_per_chunk} for m in found]
-        click.echo(json.dumps(rows, indent=1))
+    if session.as_json:
+        session.tell([dataclasses.asdict(m) | {"kv_bytes_per_chunk": m.kv_bytes_per_chunk} for m in found])
     else:
         print_whole(session.out, models_table(found))
 
@@ -53,6 +52,7 @@ def models(ctx: click.Context, as_json: bool) -> None:
     type=click.Path(path_type=Path, file_okay=False),
     help="The directory that becomes the model. Default: one of its own in ~/.cache/kvquilt/models.",
 )
+@output_option()
 @click.pass_obj
 def pull(session: Session, model: str, to: Path | None) -> None:
     """Bring a model to this machine: MODEL is ID@REVISION of the Hugging Face hub, where REVISION is a commit
@@ -70,7 +70,7 @@ def pull(session: Session, model: str, to: Path | None) -> None:
 
     with conversion_progress(session.out, model) as (on_progress, on_wait):
         directory = bring_model(model, to, os.environ, on_progress, on_wait)
-    session.out.print(f"{model} is in {directory}", soft_wrap=True)
+    session.tell({"model": model, "path": str(directory)}, f"{model} is in {directory}")
 
 
 def models_table(found: Sequence[ModelFacts]) -> Table:

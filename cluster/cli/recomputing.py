@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from contextlib import aclosing
+from dataclasses import asdict
 from functools import partial
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from shared.clients.kv_store import KvStoreClient
 from shared.errors import NotFound
 from shared.generation.described import ModelDescription
 from shared.generation.pieces import Conditioned, Piece
+from shared.kv_reports import VerifyProgress
 from shared.kv_types import Manifest
 
 
@@ -31,20 +33,23 @@ async def verify_store(session: Session, num_recomputed: int) -> bool:
         whole = not (findings.damaged or findings.missing_chunk_ids or findings.damaged_records)
         if not whole:
             session.out.print("make it whole: kvquilt store repair", style="dim")
-        if not num_recomputed:
-            return whole
-        async with session.connect(generation_client) as generation:
-            found = await recompute_sample(
-                session.out, session.err, store, generation, contexts, session.tenant, num_recomputed
-            )
-        return found and whole
+        same: bool | None = None
+        if num_recomputed:
+            async with session.connect(generation_client) as generation:
+                same = await recompute_sample(
+                    session.out, session.err, store, generation, contexts, session.tenant, num_recomputed
+                )
+        session.tell(asdict(findings) | {"whole": whole, "recomputed_alike": same})
+        return whole and same is not False
 
 
-async def seal_store(session: Session) -> None:
+async def seal_store(session: Session) -> VerifyProgress:
     """Gives everything a seal of the installation's current key."""
     async with session.connect(store_client) as store:
         ctx = session.context(LONG_DEADLINE_MS)
-        print_seals(session.out, await verify(session.err, store, ctx, repair=False, seal=True))
+        found = await verify(session.err, store, ctx, repair=False, seal=True)
+        print_seals(session.out, found)
+        return found
 
 
 class Random(Protocol):

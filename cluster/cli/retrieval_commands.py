@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import click
 
+from cluster.cli.output import output_option
 from cluster.cli.session import LONG_DEADLINE_MS, Session, resumable
 
 
@@ -14,6 +17,7 @@ def retrieval() -> None:
 
 @retrieval.command()
 @click.option("--collection", "-c", default="", help="Only this collection. Default: all of the tenant's.")
+@output_option()
 @click.pass_obj
 @resumable
 async def rebuild(session: Session, collection: str) -> int:
@@ -34,6 +38,7 @@ async def rebuild(session: Session, collection: str) -> int:
 
     async with session.connect(ingest_client) as client:
         summary = await follow_all(session.err, client.rebuild(session.context(LONG_DEADLINE_MS), collection))
+    session.tell(dataclasses.asdict(summary))
     session.out.print(
         f"{summary.num_stored} indexed, {summary.num_unchanged} as they should be, "
         f"{summary.num_removed} removed from the "

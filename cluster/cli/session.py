@@ -6,15 +6,17 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import click
 from rich.console import Console
+from rich.text import Text
 
-from shared.errors import InvalidRequest, KvquiltError, NotFound
+from cluster.cli.output import as_json, error_json, json_asked_for
+from shared.errors import Cancelled, InvalidRequest, KvquiltError, NotFound
 from shared.principals.credentials import Credentials, bearer, no_credentials
 from shared.request import RequestContext
 
@@ -33,7 +35,8 @@ LONG_DEADLINE_MS = 24 * 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The options before the command."""
+    """The options before the command. ``as_json``: it was asked for JSON; ``out`` is silent then, and so is
+    ``err`` unless somebody looks at it."""
 
     data_dir: Path
     data_dir_chosen: bool
@@ -43,6 +46,37 @@ class Session:
     err: Console
     key: str = ""
     ca_file: str = ""
+    as_json: bool = False
+
+    def for_programs(self) -> Session:
+        silent = Console(quiet=True)
+        return replace(self, as_json=True, out=silent, err=self.err if self.err.is_terminal else silent)
+
+    def tell(self, value: object, text: str = "") -> None:
+        """What came of a command: ``value`` as its JSON document, or ``text``."""
+        if self.as_json:
+            click.echo(as_json(value))
+        elif text:
+            self.out.print(Text(text), soft_wrap=True)
+
+    def tell_line(self, value: object) -> None:
+        """One of several values, a line of JSON."""
+        click.echo(as_json(value, indent=None))
+
+    def tell_error(self, error: KvquiltError) -> None:
+        """Of a part of a command, which goes on."""
+        if self.as_json:
+            click.echo(error_json(error.code, error.detail, error.retryable), err=True)
+        else:
+            self.err.print(Text(error.detail, "red"), soft_wrap=True)
+
+    def interrupted(self, told: str) -> int:
+        """Returns the exit code."""
+        if self.as_json:
+            click.echo(error_json(Cancelled.code, told), err=True)
+        else:
+            self.err.print(Text(told), soft_wrap=True)
+        return INTERRUPTED
 
     @property
     def target(self) -> str:
@@ -128,13 +162,24 @@ class Commands(click.Group):
     """Turns our errors into one line and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        args = list(ctx.args)
+
+        def tell(code: str, message: str, retryable: bool = False) -> None:
+            as_json = json_asked_for(ctx, args)
+            click.echo(error_json(code, message, retryable) if as_json else f"kvquilt: {message}", err=True)
+
         try:
             return super().invoke(ctx)
         except KvquiltError as error:
-            click.echo(f"kvquilt: {error.detail}", err=True)
+            tell(error.code, error.detail, error.retryable)
             ctx.exit(exit_code(error))
+        except click.UsageError as error:
+            if not json_asked_for(ctx, args):
+                raise
+            tell(InvalidRequest.code, error.format_message())
+            ctx.exit(error.exit_code)
         except KeyboardInterrupt:  # click would say 1
-            click.echo("kvquilt: interrupted", err=True)
+            tell(Cancelled.code, "interrupted")
             ctx.exit(INTERRUPTED)
 
 
@@ -156,8 +201,7 @@ def resumable(
         try:
             code = asyncio.run(command(session, *args, **options))
         except KeyboardInterrupt:
-            session.err.print("interrupted; the same command goes on where this one stopped")
-            code = INTERRUPTED
+            code = session.interrupted("interrupted; the same command goes on where this one stopped")
         sys.exit(code)
 
     return exiting

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cluster.cli.duration import Duration
+from cluster.cli.output import output_option
 from cluster.cli.session import EXISTING_FILE, FILE, LONG_DEADLINE_MS, Session, resumable
 
 if TYPE_CHECKING:
@@ -38,9 +40,9 @@ def store() -> None:
 
 
 @store.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
+@output_option(with_flag=True)
 @click.pass_obj
-def stats(session: Session, as_json: bool) -> None:
+def stats(session: Session) -> None:
     """Show what every tier of every node holds, to the byte, what the documents of each tenant, and of each
     principal that stored some of them, keep and may keep, and how the documents of your collections were
     made.
@@ -55,7 +57,7 @@ def stats(session: Session, as_json: bool) -> None:
         collections_table,
         counters_table,
         principals_table,
-        stats_json,
+        stats_values,
         tenants_table,
         tiers_table,
     )
@@ -64,8 +66,8 @@ def stats(session: Session, as_json: bool) -> None:
         return await store.stats(session.context()), await store.count_documents(session.context())
 
     found, counts = session.ask(store_client, both)
-    if as_json:
-        click.echo(stats_json(found, counts))
+    if session.as_json:
+        session.tell(stats_values(found, counts))
         return
     for table in (
         tiers_table(found),
@@ -92,6 +94,7 @@ def stats(session: Session, as_json: bool) -> None:
     metavar="N",
     help="Also compute the KV of N random chunks once more, and compare it with what is stored.",
 )
+@output_option()
 @click.pass_obj
 def verify(session: Session, num_recomputed: int | None) -> None:
     """Read and verify every copy of every chunk, in every tier of every node and in the object store, both
@@ -112,6 +115,7 @@ def verify(session: Session, num_recomputed: int | None) -> None:
 
 
 @store.command()
+@output_option()
 @click.pass_obj
 @resumable
 async def repair(session: Session) -> int:
@@ -130,7 +134,8 @@ async def repair(session: Session) -> int:
         print_findings(session.out, findings)
         contexts = partial(session.context, LONG_DEADLINE_MS)
         whole = await recompute(session.out, session.err, client, ingest, contexts, session.tenant, findings)
-    session.out.print("whole" if whole else "not whole: see above; the same command may be given again")
+    told = "whole" if whole else "not whole: see above; the same command may be given again"
+    session.tell(asdict(findings) | {"whole": whole}, told)
     return 0 if whole else 1
 
 
@@ -144,6 +149,7 @@ async def repair(session: Session) -> int:
     default=True,
     help="Also seal what has no seal of the current key, of all tenants; reads everything. Default: yes.",
 )
+@output_option()
 @click.pass_obj
 @resumable
 async def migrate(session: Session, collection: str, encoding: str, seal: bool) -> int:
@@ -165,14 +171,15 @@ async def migrate(session: Session, collection: str, encoding: str, seal: bool) 
         chosen = encoding or (await generation.describe(session.context())).kv_encoding
         contexts = partial(session.context, LONG_DEADLINE_MS)
         summary = await bring(session.out, session.err, ingest, contexts, collection, chosen)
+    told = asdict(summary) | {"encoding": chosen}
     if summary.failed:
+        session.tell(told)
         summary.print_failed(session.out)
         return 1
     session.out.print(
         f"{summary.num_done} documents have all their KV in {chosen or 'the encoding of the generator'}"
     )
-    if seal:
-        await seal_store(session)
+    session.tell(told | {"seals": asdict(await seal_store(session)) if seal else None})
     return 0
 
 
@@ -185,6 +192,7 @@ async def migrate(session: Session, collection: str, encoding: str, seal: bool) 
     help="Only what was stored at least this long ago.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be removed.")
+@output_option()
 @click.pass_obj
 def gc(session: Session, grace: float, dry_run: bool) -> None:
     """Remove chunks that no document needs and nobody reads.
@@ -197,6 +205,7 @@ def gc(session: Session, grace: float, dry_run: bool) -> None:
     ctx = session.context(LONG_DEADLINE_MS)
     found = session.ask(store_client, lambda store: store.collect_garbage(ctx, grace, dry_run))
     doing = "would be removed" if dry_run else "removed"
+    session.tell(asdict(found) | {"dry_run": dry_run})
     session.out.print(
         f"{found.num_chunks} chunks of {found.num_bytes:,} bytes {doing}; {found.num_kept} kept "
         "(too young or being read)",
@@ -207,6 +216,7 @@ def gc(session: Session, grace: float, dry_run: bool) -> None:
 @store.command()
 @click.argument("document_ids", nargs=-1)
 @click.option("--collection", "-c", required=True)
+@output_option()
 @click.pass_obj
 def pin(session: Session, document_ids: tuple[str, ...], collection: str) -> None:
     """Keep documents in the nodes' tiers once they are there, whatever else is read.
@@ -223,6 +233,7 @@ def pin(session: Session, document_ids: tuple[str, ...], collection: str) -> Non
 @store.command()
 @click.argument("document_ids", nargs=-1)
 @click.option("--collection", "-c", required=True)
+@output_option()
 @click.pass_obj
 def unpin(session: Session, document_ids: tuple[str, ...], collection: str) -> None:
     """Take pins back: of DOCUMENT_IDS, or of the collection."""
@@ -230,6 +241,7 @@ def unpin(session: Session, document_ids: tuple[str, ...], collection: str) -> N
 
 
 @store.command()
+@output_option()
 @click.pass_obj
 def pins(session: Session) -> None:
     """List what is pinned."""
@@ -237,12 +249,14 @@ def pins(session: Session) -> None:
     from cluster.cli.store_console import pins_table
 
     found = session.ask(store_client, lambda store: store.list_pins(session.context()))
+    session.tell(list(map(asdict, found)))
     session.out.print(pins_table(found) if found else "nothing is pinned")
 
 
 @store.command("export")
 @click.argument("file", type=FILE)
 @click.option("--collection", "-c", required=True)
+@output_option()
 @click.pass_obj
 @resumable
 async def export_(session: Session, file: Path, collection: str) -> int:
@@ -260,8 +274,9 @@ async def export_(session: Session, file: Path, collection: str) -> int:
     async with session.connect(store_client) as client:
         ctx = session.context(LONG_DEADLINE_MS)
         written = await export_collection(session.err, client, ctx, collection, file)
-    session.out.print(
-        f"{written.num_documents} documents and {written.num_chunks} chunks in {file}", soft_wrap=True
+    session.tell(
+        asdict(written) | {"file": file},
+        f"{written.num_documents} documents and {written.num_chunks} chunks in {file}",
     )
     return 0
 
@@ -271,6 +286,7 @@ async def export_(session: Session, file: Path, collection: str) -> int:
 @click.option(
     "--collection", "-c", default="", help="Under another name. Default: the one it was exported from."
 )
+@output_option()
 @click.pass_obj
 @resumable
 async def import_(session: Session, file: Path, collection: str) -> int:
@@ -294,10 +310,10 @@ async def import_(session: Session, file: Path, collection: str) -> int:
         written = await import_collection(session.err, client, ctx, model, file, collection)
     async with session.connect(ingest_client) as ingest:
         summary = await follow_all(session.err, ingest.rebuild(ctx, written.collection))
-    session.out.print(
+    session.tell(
+        asdict(written) | {"failed": summary.failed},
         f"{written.num_documents} documents and {written.num_chunks} chunks in collection "
         f"{written.collection}",
-        soft_wrap=True,
     )
     summary.print_failed(session.out)
     return 1 if summary.failed else 0
@@ -311,4 +327,5 @@ def _change_pins(session: Session, collection: str, document_ids: tuple[str, ...
             num_bytes = await store.pin(session.context(), collection, document_id, unpin)
         return num_bytes
 
-    session.out.print(f"{session.ask(store_client, change):,} bytes are pinned now, over all tenants")
+    num_bytes = session.ask(store_client, change)
+    session.tell({"pinned_bytes": num_bytes}, f"{num_bytes:,} bytes are pinned now, over all tenants")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 
 from rich.table import Table
@@ -67,9 +66,9 @@ def counters_table(stats: StoreStats) -> Table:
     return table
 
 
-def stats_json(stats: StoreStats, counts: Sequence[AlikeDocuments]) -> str:
-    collections = [dataclasses.asdict(count) for count in counts]
-    return json.dumps(dataclasses.asdict(stats) | {"collections": collections}, indent=2)
+def stats_values(stats: StoreStats, counts: Sequence[AlikeDocuments]) -> dict[str, object]:
+    """For programs."""
+    return dataclasses.asdict(stats) | {"collections": list(map(dataclasses.asdict, counts))}
 
 
 def damage_lines(damaged: Sequence[DamagedCopy]) -> Iterator[Text]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cluster.cli.document_commands import INGEST_DEADLINE_MS, READERS_OPTION
+from cluster.cli.output import output_option
 from cluster.cli.session import EXISTING_FILE, Session, resumable
 from shared.documents import DeletedDocuments, DocumentInfo, SourceDocument, UpsertProgress
 from shared.errors import InvalidRequest, NotFound
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     type=EXISTING_FILE,
     help="A quilt.yaml whose `kv_store.objects` says how the S3 server is reached.",
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+@output_option(with_flag=True)
 @click.pass_obj
 @resumable
 async def sync(
@@ -64,7 +64,6 @@ async def sync(
     label: str,
     endpoint: str,
     config_path: Path | None,
-    as_json: bool,
 ) -> int:
     """Bring a collection in step with SOURCE, a folder or s3://BUCKET/PREFIX: new and changed documents go
     in, vanished ones are reported, and go out with --delete.
@@ -92,7 +91,7 @@ async def sync(
     Exit code 1 when a document failed or a deletion did not happen; the others are done. An interrupted run
     goes on when the same command is given again.
     """
-    from cluster.cli.ingest_command import print_skipped
+    from cluster.cli.ingest_command import print_skipped, skipped_values
     from cluster.cli.remote import ingest_client
     from cluster.cli.syncing import Sync
 
@@ -106,10 +105,10 @@ async def sync(
     async with session.connect(ingest_client) as client:
         run = Sync(chosen, _Remote(client, session, collection), delete, yes, dry_run, groups)
         report = await run.run(session.err, found)
-    if as_json:
-        click.echo(json.dumps(as_values(report, collection, dry_run), indent=2))
-    else:
-        print_report(session.out, report, delete, dry_run)
+    if session.as_json:
+        told = as_values(report, collection, dry_run)
+        session.tell(told | {"skipped": skipped_values(found.skipped)})
+    print_report(session.out, report, delete, dry_run)
     return 0 if report.complete else 1
 
 
@@ -138,7 +137,7 @@ class _Remote:
 
 
 def as_values(report: SyncReport, collection: str, dry_run: bool) -> dict[str, object]:
-    """For `--json`."""
+    """For programs."""
     values = asdict(report)
     del values["num_own"]
     counts = values.pop("summary")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cluster.cli.output import output_option
 from cluster.cli.session import Session
 from shared.errors import NotFound
 
@@ -26,9 +26,9 @@ DIRECTORY = click.Path(path_type=Path, file_okay=False, exists=True)
 @click.option(
     "--directory", type=DIRECTORY, help="Where spans are kept. Default: `traces` in the data directory."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+@output_option(with_flag=True)
 @click.pass_obj
-def trace(session: Session, wanted: str | None, last: int, directory: Path | None, as_json: bool) -> None:
+def trace(session: Session, wanted: str | None, last: int, directory: Path | None) -> None:
     """Show what the services of this machine did for a request, stage by stage: when each began, how long it
     took, how many chunks and tokens it was about. Without an id: the latest traces.
 
@@ -44,8 +44,8 @@ def trace(session: Session, wanted: str | None, last: int, directory: Path | Non
 
     found = list(kept_spans(directory or traces_directory(session)))
     if wanted is None:
-        if as_json:
-            click.echo(json.dumps(spans_json(found), indent=2))
+        if session.as_json:
+            session.tell(spans_json(found))
         else:
             print_whole(session.out, traces_table(found, last))
         return
@@ -55,8 +55,8 @@ def trace(session: Session, wanted: str | None, last: int, directory: Path | Non
             f"no spans of {wanted} are kept here; was it traced? Ask with --trace, or set tracing.sample "
             "(docs/tracing.md)"
         )
-    if as_json:
-        click.echo(json.dumps(spans_json(found), indent=2))
+    if session.as_json:
+        session.tell(spans_json(found))
     else:
         show_trace(session.out, found)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cluster.cli.output import output_option
 from cluster.cli.session import Session
 from cluster.cli.training_options import loop_settings, run_training, training_options
 from services.training.auxiliary.settings import AuxiliarySettings, Target
@@ -62,6 +63,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
     multiple=True,
     help="Another auxiliary model with this tokenizer, to compare as well.",
 )
+@output_option()
 @click.pass_obj
 def auxiliary(session: Session, /, **options: Any) -> None:
     """Train the auxiliary model that chooses what cacheclip computes anew.
@@ -101,6 +103,7 @@ def auxiliary(session: Session, /, **options: Any) -> None:
     held_out, num_judged = options["invented"] is None, options["num_judged"]
     if not held_out:
         examples = list(invented_examples(options["seed"], num_judged, Split.HELD_OUT, apart=1.0))
+    compared: list[dict[str, object]] = []
     if num_judged:
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
         with Bar(*columns, console=session.err, transient=True) as bar:
@@ -111,7 +114,22 @@ def auxiliary(session: Session, /, **options: Any) -> None:
 
             for ratio, judged in trained.judge(examples, beside, ratios, on_progress, held_out):
                 session.out.print(table_of(ratio, judged))
-    session.out.print(f"serve it: selector.model: {options['out']}", soft_wrap=True)
+                compared.append({"ratio": ratio, "choices": values_of(judged)})
+    told = {"out": options["out"], "compared": compared}
+    session.tell(told, f"serve it: selector.model: {options['out']}")
+
+
+def values_of(judged: JudgedChoices) -> list[dict[str, object]]:
+    """As ``table_of``, for programs: fractions, and the mean log-probability."""
+    return [
+        {
+            "choice": choice,
+            "answers": float(judged.exact(choice).mean()),
+            "logprob": float(judged.logprobs(choice).mean()),
+            "computed": float(judged.share(choice)),
+        }
+        for choice in judged.by_choice
+    ]
 
 
 def table_of(ratio: float, judged: JudgedChoices) -> Table:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cluster.cli.output import output_option
 from cluster.cli.session import Session
 from cluster.cli.train_auxiliary import auxiliary
 from cluster.cli.train_packets_command import packets
@@ -67,6 +68,7 @@ train.add_command(sft)
 @click.option(
     "--answer-tokens", type=int, default=32, show_default=True, help="Longest answer of the teacher."
 )
+@output_option()
 @click.pass_obj
 def adapter(session: Session, /, **options: Any) -> None:
     """Train an adapter (LoRA) for the rows of requests, by self-distillation or on labelled answers.
@@ -102,9 +104,9 @@ def adapter(session: Session, /, **options: Any) -> None:
         return AnswersTask(served, asked, out) if labelled else AdapterTask(served, asked, out)
 
     run_training(session, options, task, examples_of=_answered if labelled else None)
-    session.out.print(
+    session.tell(
+        {"out": out, "adapter": out.name},
         f"serve it: generator.engine.adapters: {{{out.name}: {out}}}, and kvquilt ask … --adapter {out.name}",
-        soft_wrap=True,
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cluster.cli.output import output_option
 from cluster.cli.session import Session
 from cluster.cli.training_options import loop_settings, run_training, training_options
 from cluster.config import QuiltConfig
@@ -57,6 +58,7 @@ USUAL = PacketSettings()
     show_default=True,
     help="Longest answer of the teacher.",
 )
+@output_option()
 @click.pass_obj
 def packets(session: Session, /, **options: Any) -> None:
     """Train soft-token packets: vectors in front of and behind every isolated chunk, by self-distillation.
@@ -88,8 +90,8 @@ def packets(session: Session, /, **options: Any) -> None:
         return PacketTask(served, replace(settings, stop=config.generator.stop), out)
 
     run_training(session, options, task)
-    session.out.print(
+    session.tell(
+        {"out": out},
         f"serve them: prompt.packets: {out}, ingestion.kv_context: none, selector.model: '', and "
         "kvquilt ingest --re-encode",
-        soft_wrap=True,
     )

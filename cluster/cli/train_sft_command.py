@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cluster.cli.output import output_option
 from cluster.cli.session import Session
 from cluster.cli.training_options import loop_settings, refuse_collection, run_training, training_options
 from cluster.config import QuiltConfig
@@ -51,6 +52,7 @@ if TYPE_CHECKING:  # torch is slow to import
     help="Computes layers again for their gradients: less memory, a third slower. Begins by itself when "
     "memory runs out.",
 )
+@output_option()
 @click.pass_obj
 def sft(session: Session, /, **options: Any) -> None:
     """Fine-tune a model on labelled answers, over chunks placed as they are served (TurboRAG).
@@ -79,9 +81,9 @@ def sft(session: Session, /, **options: Any) -> None:
         return SftTask(served, settings, out)
 
     run_training(session, options, task, examples_of=_kinds)
-    session.out.print(
+    session.tell(
+        {"out": out},
         f"serve it: kvquilt up --model {out}; its fingerprint is another one, so ingest documents again",
-        soft_wrap=True,
     )
 
 

@@ -11,6 +11,7 @@ from ray import serve
 from services.gateway.config import GatewayConfig
 from services.gateway.feedback import FeedbackKeeper
 from services.gateway.handlers import GatewayHandlers
+from services.gateway.http.mcp_route import Shelves
 from services.gateway.http.routes import http_app
 from services.gateway.in_turns import InTurns
 from services.gateway.kept.kept import kept_by
@@ -75,9 +76,8 @@ class Gateway(GatewayHandlers):
         assert self.door is not None
         turns = InTurns(pipeline, Turns(config.max_running, config.max_waiting), self.door)
         answering = Metered(turns, self.metrics)
-        kept = None
+        kept, ingestion = None, IngestClient(transports["ingestion"])
         if fetcher is not None:
-            ingestion = IngestClient(transports["ingestion"])
             kept = kept_by(fetcher, ingestion, retrieval, self.door, config.rrf_constant)
         gathered = partial(gather, metrics_directory())
         self._http = http_app(
@@ -91,6 +91,7 @@ class Gateway(GatewayHandlers):
             counts=self.metrics,
             embedder=retrieval,
             kept=kept,
+            shelves=Shelves(retrieval, ingestion),
         )
         super().__init__(
             answering, health, config.status_timeout_s, config.addresses, feedback, shadow, fetcher

@@ -109,8 +109,7 @@ class IngestClient(ServiceClient):
                 yield document
             if not page.truncated:
                 return
-            last = page.documents[-1]
-            after = last.document_id if collection else f"{last.collection}/{last.document_id}"
+            after = page.after(collection)
 
     def _progress(
         self, ctx: RequestContext, method: str, request: Message

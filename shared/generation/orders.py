@@ -6,8 +6,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from shared.errors import InvalidRequest
 from shared.generation.asked import Decoding, SamplingParams
-from shared.generation.modes import Ape, Recompute, ReuseMode
+from shared.generation.modes import Ape, GoesBy, Recompute, ReuseMode
 from shared.generation.pieces import Piece
 from shared.generation.selection import Grouping, Reading
 from shared.kv_types import KvContext
@@ -22,6 +23,21 @@ class Auto(enum.StrEnum):
 NO_ADAPTER = "none"
 AskedMode = ReuseMode | Auto
 ASKED_MODES: tuple[AskedMode, ...] = (*ReuseMode, *Auto)
+MODES_BY_NAME: tuple[AskedMode, ...] = tuple(
+    mode for mode in ASKED_MODES if isinstance(mode, Auto) or mode.row.goes_by is not GoesBy.TOKENS
+)
+"""Those that need no more than their name, and a ratio."""
+
+
+def mode_named(name: str, field: str) -> AskedMode:
+    """
+    Raises:
+        InvalidRequest: there is none, or it needs more than its name; ``field`` is what named it.
+    """
+    for mode in MODES_BY_NAME:
+        if mode == name:
+            return mode
+    raise InvalidRequest(f"{field}: {name!r} is not one of {', '.join(MODES_BY_NAME)}")
 
 
 def may_reuse(mode: AskedMode) -> bool:

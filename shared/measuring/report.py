@@ -101,6 +101,15 @@ def machine() -> dict[str, Any]:
 def write_report(
     path: Path, measurements: Sequence[Measurement], details: Any = None, **machine_facts: Any
 ) -> None:
+    """See ``report_of``."""
+    report = report_of(measurements, details, **machine_facts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def report_of(
+    measurements: Sequence[Measurement], details: Any = None, **machine_facts: Any
+) -> dict[str, Any]:
     """
     details: what the measurements were made of, for a benchmark whose reports are plotted or compared.
     machine_facts: what the run itself found out about the machine, such as its peak rates.
@@ -112,8 +121,7 @@ def write_report(
     }
     if details is not None:
         report["details"] = details
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return report
 
 
 def _cpu_info() -> dict[str, str]:

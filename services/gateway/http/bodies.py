@@ -11,21 +11,18 @@ from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from services.gateway.http.headers import TENANT_HEADER, context_of
+from services.gateway.http.headers import context_of
 from services.gateway.http.heard import AskedLogprobs
 from shared.answer import Inquiry, RetrievalOptions
 from shared.errors import InvalidRequest
 from shared.generation.asked import SamplingParams
-from shared.generation.modes import GoesBy, Recompute
-from shared.generation.orders import ASKED_MODES, AskedMode, Auto, Reuse
+from shared.generation.modes import Recompute
+from shared.generation.orders import Reuse, mode_named
 from shared.generation.response_format import ResponseFormat
 from shared.principals.callers import OPERATOR, Caller
 from shared.request import RequestContext
 from shared.wire.enums import REFUSALS
 
-MODES: tuple[AskedMode, ...] = tuple(
-    mode for mode in ASKED_MODES if isinstance(mode, Auto) or mode.row.goes_by is not GoesBy.TOKENS
-)
 MAX_NUMBER = 2**32 - 1  # what a message between services can carry
 MAX_LOGPROBS = 20
 _DAY_MS = 24 * 3_600_000
@@ -143,9 +140,6 @@ class QuestionBody(Lenient, ABC):
         Raises:
             InvalidRequest: the tenant is no name, or the header names another one.
         """
-        header = headers.get(TENANT_HEADER, "")
-        if header and self.tenant and header != self.tenant:
-            raise InvalidRequest(f"tenant: is {self.tenant!r}, but {header!r} in the header {TENANT_HEADER}")
         return context_of(headers, caller, self.tenant or "", self.deadline_ms or 0)
 
     def collection_named(self) -> str:
@@ -164,7 +158,11 @@ class QuestionBody(Lenient, ABC):
         return Inquiry(
             collection,
             questions,
-            reuse=Reuse(_mode(self.mode), Recompute(self.ratio), adapter=self.adapter or ""),
+            reuse=Reuse(
+                mode_named(self.mode, "mode") if self.mode else None,
+                Recompute(self.ratio),
+                adapter=self.adapter or "",
+            ),
             sampling=self._sampling(max_tokens),
             retrieval=RetrievalOptions(self.top_k or 0),
             refusal=REFUSALS.of(self.refusal or "", "refusal"),
@@ -208,12 +206,3 @@ def check_extra(value: Lenient, where: str) -> None:
     for name, member in (value.model_extra or {}).items():
         if member not in (None, [], {}, ""):
             raise InvalidRequest(f"{where}.{name}: is not supported; leave it out")
-
-
-def _mode(name: str | None) -> AskedMode | None:
-    if not name:
-        return None
-    for mode in MODES:
-        if mode == name:
-            return mode
-    raise InvalidRequest(f"mode: {name!r} is not one of {', '.join(MODES)}")

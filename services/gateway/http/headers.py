@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shared.errors import InvalidRequest
 from shared.principals.callers import OPERATOR, Caller
 from shared.request import RequestContext
 from shared.tracing.traceparent import HEADER as TRACEPARENT_HEADER
@@ -31,12 +32,15 @@ def context_of(
     """``tenant``: that the body names; 0: the usual deadline.
 
     Raises:
-        InvalidRequest: the tenant is no name.
+        InvalidRequest: the tenant is no name, or the header names another one.
     """
+    header = headers.get(TENANT_HEADER, "")
+    if header and tenant and header != tenant:
+        raise InvalidRequest(f"tenant: is {tenant!r}, but {header!r} in the header {TENANT_HEADER}")
     return caller.context(
         _Meta(
             headers.get(REQUEST_ID_HEADER, ""),
-            tenant or headers.get(TENANT_HEADER, ""),
+            tenant or header,
             deadline_ms,
             traceparent=headers.get(TRACEPARENT_HEADER, ""),
         )

@@ -25,11 +25,12 @@ from services.gateway.http.bodies import (
 )
 from services.gateway.http.heard import AskedLogprobs
 from shared.answer import HandedDocument, Inquiry
+from shared.earlier_turns import Speaker, Turn, preface_of
 from shared.errors import InvalidRequest
 from shared.generation.response_format import ResponseFormat
 
 _INSTRUCTING = ("system", "developer")
-_SPEAKERS = {"user": "User", "assistant": "Assistant"}
+_SPEAKERS = {"user": Speaker.USER, "assistant": Speaker.ASSISTANT}
 
 
 class ChatPart(Lenient):
@@ -147,10 +148,8 @@ def _spoken(messages: Sequence[ChatMessage]) -> tuple[str, str]:
             f"messages[{len(before)}].role: is {last[0]!r}; the last message is the question, from the user"
         )
     told = [text for role, text in before if role in _INSTRUCTING and text]
-    turns = [f"{_SPEAKERS[role]}: {text}" for role, text in before if role in _SPEAKERS]
-    if turns:
-        told += ["Earlier in this conversation:", *turns]
-    return "\n".join(told), last[1]
+    turns = [Turn(_SPEAKERS[role], text) for role, text in before if role in _SPEAKERS]
+    return preface_of(turns, told), last[1]
 
 
 def _text(message: ChatMessage, where: str) -> str:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from opentelemetry.trace import SpanKind
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from services.gateway.config import HttpConfig
-from services.gateway.http.bodies import MODES, QuestionBody
+from services.gateway.http.asking import Asking
+from services.gateway.http.bodies import QuestionBody
 from services.gateway.http.body_limit import BodyLimit
 from services.gateway.http.caller_check import CallerCheck, caller_of, refusal_on_record
 from services.gateway.http.completions import ChatCompletion, ChatForm
@@ -33,6 +33,7 @@ from services.gateway.http.file_routes import PATH as UPLOADS
 from services.gateway.http.file_routes import add_files
 from services.gateway.http.forms import AnswerForm, chunks, whole_answer
 from services.gateway.http.heard import AnswerHead
+from services.gateway.http.mcp_route import McpRoute, Shelves
 from services.gateway.http.member_routes import add_batches, add_members
 from services.gateway.http.requests import ChatRequest
 from services.gateway.http.store_routes import add_stores
@@ -43,21 +44,16 @@ from services.gateway.kept.kept import KeptThings
 from services.gateway.ports import Answering, TextEmbedder
 from shared import log as logs
 from shared.admission.entrance import Entrance
-from shared.answer import AnswerDone, AnswerEvent
 from shared.audited import Recorder
 from shared.errors import KvquiltError
 from shared.generation.modes import ReuseMode
-from shared.generation.orders import Auto
-from shared.limits import DEFAULT_LIMITS, RequestLimits, check_request
+from shared.generation.orders import MODES_BY_NAME, Auto
+from shared.limits import DEFAULT_LIMITS, RequestLimits
 from shared.metrics.node import CONTENT_TYPE as METRICS_TYPE
 from shared.metrics.node import PATH as METRICS_PATH
 from shared.metrics.recorder import Metrics
 from shared.principals.callers import Callers
 from shared.request import RequestContext
-from shared.streams import until, within
-from shared.tracing.names import HTTP_METHOD, HTTP_ROUTE
-from shared.tracing.spans import StageSpan, traced_stream
-from shared.wire.answer import INQUIRY
 
 _CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
 _AROUND_FILE_BYTES = 64 << 10
@@ -107,16 +103,21 @@ def http_app(
     counts: Metrics | None = None,
     embedder: TextEmbedder | None = None,
     kept: KeptThings | None = None,
+    shelves: Shelves | None = None,
 ) -> FastAPI:
     """``limits``, ``door``: as of the same question by gRPC. ``callers``: who may ask, None: everybody.
     ``clock``: seconds since 1970. ``metrics``: what Prometheus is told; blocks. ``recorder``: of those who
     are refused, and of changes, None: nobody is on record. ``counts``: of calls that are no questions.
-    ``embedder``: None: there are no embeddings. ``kept``: None: there are neither files nor vector stores."""
+    ``embedder``: None: there are no embeddings. ``kept``: None: there are neither files nor vector stores.
+    ``shelves``: of the tools at `/mcp`, None: there are none."""
     door = door or Entrance(limits.per_principal)
+    asking = Asking(pipeline, limits, door)
+    mcp = McpRoute(asking, shelves, config.max_body_bytes, recorder) if shelves is not None else None
     app = FastAPI(
         title="kvquilt",
         docs_url=None,  # they would load scripts from elsewhere
         redoc_url=None,
+        lifespan=mcp.lifespan if mcp is not None else None,
         exception_handlers={
             KvquiltError: on_error,
             RequestValidationError: on_invalid,
@@ -129,11 +130,13 @@ def http_app(
 
     def served(name: str) -> ServedModel:
         mode = name.removeprefix(f"{config.model}:") if name != config.model else ""
-        if name != config.model and (mode == name or mode not in MODES):
+        if name != config.model and (mode == name or mode not in MODES_BY_NAME):
             raise ModelNotServed(
                 f"model: {name!r} is not served here; {config.model!r} is, and '{config.model}:MODE'"
             )
-        return ServedModel(id=name, kvquilt=ModelExtension(modes=[mode] if mode else list(map(str, MODES))))
+        return ServedModel(
+            id=name, kvquilt=ModelExtension(modes=[mode] if mode else list(map(str, MODES_BY_NAME)))
+        )
 
     def listed(name: str) -> ServedModel:
         if embedder is not None and name == config.embedder:
@@ -178,14 +181,7 @@ def http_app(
     ) -> Response:
         logs.bind(ctx)
         inquiry = request.inquiry()
-        asked = INQUIRY.to_pb(inquiry)
-        check_request(asked, limits)
-
-        def stream(stage: StageSpan) -> AsyncGenerator[AnswerEvent, None]:
-            logs.bind(stage.ctx)
-            entered = door.entered(stage.ctx.principal, asked.ByteSize())
-            return within(entered, pipeline.answer(stage.ctx, inquiry))
-
+        events = asking.answer(ctx, inquiry, path)
         head = AnswerHead(
             ctx.request_id,
             int(clock()),
@@ -196,9 +192,6 @@ def http_app(
             request.asked_logprobs,
             inquiry.sampling.response_format is not None,
         )
-        route = {HTTP_METHOD: "POST", HTTP_ROUTE: path}
-        answers = traced_stream(ctx, f"POST {path}", route, SpanKind.SERVER, True, stream=stream)
-        events = until(AnswerDone, answers, "the answer broke off; retry")
         if request.stream:
             growing = chunks(form(head, request.with_usage), events)
             return ChunkStream(await anext(growing), growing)
@@ -212,6 +205,8 @@ def http_app(
         add_stores(app, passing, kept.stores, kept.members, kept.searching)
         add_members(app, passing, kept.members)
         add_batches(app, passing, kept.batches)
+    if mcp is not None:
+        app.router.routes.append(mcp.route)
     if metrics is not None:
 
         @app.get(METRICS_PATH, include_in_schema=False)

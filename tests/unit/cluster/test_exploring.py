@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -173,3 +174,18 @@ async def test_what_needs_a_branch_at_rest_waits_for_it(line: str) -> None:
 
 async def test_lines_come_from_a_file_one_by_one() -> None:
     assert [line async for line in lines_of(io.StringIO("one\n\ntwo"))] == ["one\n", "\n", "two"]
+
+
+async def test_for_programs_everything_that_happens_is_a_value() -> None:
+    said, told = list[str](), list[Any]()
+    out = io.StringIO()
+    conversation = Conversation(Console(file=out), Lines(SAMPLING), told.append)
+    lines = said_lines("start a Who?", "nonsense", "fork b a", "grow a", "grow b", "prune b")
+    await conversation.show(forest(conversation.commands(lines), said))
+    assert out.getvalue() == ""
+    by_event = {event: [one for one in told if one["event"] == event] for event in ("refused", "rested")}
+    assert by_event["refused"][0]["line"] == "nonsense"
+    assert {"branch": "a", "event": "rested", "text": "Orla.", "why": "stop, 14 tokens"} in by_event["rested"]
+    assert told[0] == {"branch": "a", "event": "applied", "num_tokens": 12, "approximate": False}
+    assert told[-1]["event"] == "done"
+    assert told[-1]["usage"]["prompt_tokens"] == 50

@@ -16,12 +16,13 @@ from rich.console import Console
 
 from cluster.cli.duration import Duration
 from cluster.cli.main import main
+from cluster.cli.output import as_json
 from cluster.cli.store_console import (
     collections_table,
     counters_table,
     damage_lines,
     principals_table,
-    stats_json,
+    stats_values,
     tenants_table,
     tiers_table,
 )
@@ -131,7 +132,7 @@ def test_statistics_are_shown_to_the_byte_and_as_json() -> None:
     lines = [line.split() for line in out.getvalue().splitlines()]
     assert ["opens", "7"] in lines
     assert ["acme", "key/anna", "1", "1,024", "2,048"] in lines
-    parsed = json.loads(stats_json(STATS, ()))
+    parsed = json.loads(as_json(stats_values(STATS, ())))
     assert parsed["nodes"][0]["tiers"][0] == {
         "tier": "memory",
         "num_chunks": 1,
@@ -154,7 +155,7 @@ def test_collections_are_shown_by_how_their_documents_were_made() -> None:
     screen.print(collections_table(counts))
     lines = [line.split() for line in out.getvalue().splitlines()]
     assert lines[1:] == [["handbook", "3", "document", "f" * 32], ["handbook", "1", "none", "f" * 32]]
-    parsed = json.loads(stats_json(STATS, counts))
+    parsed = json.loads(as_json(stats_values(STATS, counts)))
     assert [one["kv_context"] for one in parsed["collections"]] == ["document", ""]
 
 

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from services.gateway.http.bodies import MODES
 from services.gateway.http.requests import ChatRequest
 from services.gateway.http.text_requests import TextRequest
 from shared.answer import Inquiry, Refusal, RetrievalOptions
 from shared.errors import InvalidRequest
 from shared.generation.asked import SamplingParams
 from shared.generation.modes import Recompute, ReuseMode
-from shared.generation.orders import Auto, Reuse
+from shared.generation.orders import MODES_BY_NAME, Auto, Reuse
 
 USER = {"role": "user", "content": "Who built the bridge?"}
 
@@ -64,7 +63,7 @@ def test_one_stop_string_may_stand_alone_and_both_names_of_the_limit_are_known()
     assert (asked.sampling.stop, asked.sampling.max_tokens) == (("END",), 5)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES_BY_NAME)
 def test_every_mode_that_needs_no_list_of_tokens_can_be_named(mode: ReuseMode | Auto) -> None:
     assert request(mode=str(mode)).inquiry().reuse.mode is mode
 

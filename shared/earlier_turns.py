@@ -1,0 +1,25 @@
+"""Puts what was said earlier in a conversation in front of a question: as text (``Inquiry.preface``), since
+documents' KV was computed behind the configured prefix, and nothing is searched by it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class Speaker(enum.StrEnum):
+    USER = "User"
+    ASSISTANT = "Assistant"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    speaker: Speaker
+    text: str
+
+
+def preface_of(turns: Sequence[Turn], told: Sequence[str] = ()) -> str:
+    """``told``: text in front of all turns, as of system messages. Empty: nothing was said."""
+    spoken = [f"{turn.speaker}: {turn.text}" for turn in turns]
+    return "\n".join([*told, *(["Earlier in this conversation:", *spoken] if spoken else ())])
