@@ -11,7 +11,7 @@ from ray import serve
 from services.gateway.config import GatewayConfig
 from services.gateway.feedback import FeedbackKeeper
 from services.gateway.handlers import GatewayHandlers
-from services.gateway.http.mcp_route import Shelves
+from services.gateway.http.mcp_route import ToolSources
 from services.gateway.http.routes import http_app
 from services.gateway.in_turns import InTurns
 from services.gateway.metering import Metered, ServicesHealth
@@ -84,7 +84,7 @@ class Gateway(GatewayHandlers):
             door=self.door,
             metrics=gathered,
             recorder=self.recorder,
-            shelves=Shelves(retrieval, IngestClient(transports["ingestion"])),
+            tools=ToolSources(retrieval, IngestClient(transports["ingestion"])),
         )
         super().__init__(
             answering, health, config.status_timeout_s, config.addresses, feedback, shadow, fetcher

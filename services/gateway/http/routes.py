@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from services.gateway.config import HttpConfig
-from services.gateway.http.asking import Asking
 from services.gateway.http.bodies import QuestionBody
 from services.gateway.http.body_limit import BodyLimit
 from services.gateway.http.caller_check import CallerCheck, caller_of, refusal_on_record
@@ -29,7 +28,8 @@ from services.gateway.http.errors import (
 )
 from services.gateway.http.forms import AnswerForm, chunks, whole_answer
 from services.gateway.http.heard import AnswerHead
-from services.gateway.http.mcp_route import McpRoute, Shelves
+from services.gateway.http.mcp_route import McpRoute, ToolSources
+from services.gateway.http.questions import HttpQuestions
 from services.gateway.http.requests import ChatRequest
 from services.gateway.http.streaming import ChunkStream
 from services.gateway.http.text_completions import TextCompletion, TextForm
@@ -91,13 +91,13 @@ def http_app(
     door: Entrance | None = None,
     metrics: Callable[[], str] | None = None,
     recorder: Recorder | None = None,
-    shelves: Shelves | None = None,
+    tools: ToolSources | None = None,
 ) -> FastAPI:
     """``limits``, ``door``: as of the same question by gRPC. ``callers``: who may ask, None: everybody.
     ``clock``: seconds since 1970. ``metrics``: what Prometheus is told; blocks. ``recorder``: of those who
-    are refused, None: nobody is on record. ``shelves``: of the tools at `/mcp`, None: there are none."""
-    asking = Asking(pipeline, limits, door or Entrance(limits.per_principal))
-    mcp = McpRoute(asking, shelves, config.max_body_bytes, recorder) if shelves is not None else None
+    are refused, None: nobody is on record. ``tools``: of the tools at `/mcp`, None: there are none."""
+    asking = HttpQuestions(pipeline, limits, door or Entrance(limits.per_principal))
+    mcp = McpRoute(asking, tools, config.max_body_bytes, recorder) if tools is not None else None
     app = FastAPI(
         title="kvquilt",
         docs_url=None,  # they would load scripts from elsewhere
