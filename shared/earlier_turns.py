@@ -14,12 +14,12 @@ class Speaker(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class EarlierTurn:
     speaker: Speaker
     text: str
 
 
-def preface_of(turns: Sequence[Turn], told: Sequence[str] = ()) -> str:
+def preface_of(turns: Sequence[EarlierTurn], told: Sequence[str] = ()) -> str:
     """``told``: text in front of all turns, as of system messages. Empty: nothing was said."""
     spoken = [f"{turn.speaker}: {turn.text}" for turn in turns]
     return "\n".join([*told, *(["Earlier in this conversation:", *spoken] if spoken else ())])

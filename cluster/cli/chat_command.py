@@ -64,7 +64,7 @@ def chat(
     kvquilt chat -c handbook
     kvquilt chat -c handbook --output json < questions.txt
     """
-    from cluster.cli.chatting import Chat, Conversation, lines_of
+    from cluster.cli.chatting import ChatLoop, Dialogue, lines_of
     from cluster.cli.remote import rag_client
     from shared.answer import Inquiry, RetrievalOptions
     from shared.generation.asked import SamplingParams
@@ -89,7 +89,7 @@ def chat(
         if sys.stdin.isatty():
             session.err.print(f"{collection}: /help says what there is; Ctrl-D ends", style="dim")
         try:
-            code = Chat(session, runner, ask, Conversation(common)).follow(lines_of(sys.stdin))
+            code = ChatLoop(session, runner, ask, Dialogue(common)).follow(lines_of(sys.stdin))
         finally:
             runner.run(doors.aclose())
     sys.exit(code)

@@ -16,7 +16,7 @@ from cluster.cli.answer_output import WholeAnswer, collect, show_answer
 from cluster.cli.console import usage_line
 from cluster.cli.session import Session, exit_code
 from shared.answer import AnswerEvent, Inquiry
-from shared.earlier_turns import Speaker, Turn, preface_of
+from shared.earlier_turns import EarlierTurn, Speaker, preface_of
 from shared.errors import Cancelled, ContextTooLong, InvalidRequest, KvquiltError
 from shared.generation.modes import Recompute
 from shared.generation.orders import mode_named
@@ -30,11 +30,11 @@ HELP = """/mode [MODE [RATIO]]  how the context's KV is reused from now on, and 
 
 
 @dataclass(slots=True)
-class Conversation:
+class Dialogue:
     """``asked``: what all questions have in common. An answer that was not whole leaves no turn."""
 
     asked: Inquiry
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[EarlierTurn] = field(default_factory=list)
     last: WholeAnswer | None = None
 
     def inquiry(self, question: str) -> Inquiry:
@@ -43,7 +43,7 @@ class Conversation:
     def answered(self, question: str, answer: WholeAnswer) -> None:
         self.last = answer
         said = answer.text().text.strip()
-        self.turns += [Turn(Speaker.USER, question), Turn(Speaker.ASSISTANT, said)]
+        self.turns += [EarlierTurn(Speaker.USER, question), EarlierTurn(Speaker.ASSISTANT, said)]
 
     def clear(self) -> int:
         """Returns how many questions are forgotten."""
@@ -69,12 +69,10 @@ class Conversation:
         return {"mode": str(reuse.mode) if reuse.mode else None, "ratio": reuse.recompute.ratio}
 
 
-class Chat:
+class ChatLoop:
     """``ask``: begins an answer. ``runner``: Ctrl-C ends what it runs, and no more."""
 
-    def __init__(
-        self, session: Session, runner: asyncio.Runner, ask: Ask, conversation: Conversation
-    ) -> None:
+    def __init__(self, session: Session, runner: asyncio.Runner, ask: Ask, conversation: Dialogue) -> None:
         self._session, self._runner, self._ask, self._talk = session, runner, ask, conversation
 
     def follow(self, lines: Iterator[str]) -> int:

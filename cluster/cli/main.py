@@ -1,12 +1,13 @@
-"""The command line: `kvquilt up`, `ingest`, `sync`, `ask`, `documents`, `delete`, `key`, `models`,
-`gate`, `eval`, `train`, `feedback`, `store`, `retrieval`, `status`, `trace`, `doctor`, `down`, `demo`.
+"""The command line: `kvquilt up`, `ingest`, `sync`, `ask`, `chat`, `documents`, `delete`, `key`,
+`models`, `gate`, `eval`, `train`, `feedback`, `store`, `retrieval`, `status`, `trace`, `doctor`, `mcp`,
+`down`, `demo`.
 
 Commands only translate: options into values, values into what is printed. Errors are one line on standard
 error and an exit code: 2 wrong input, 3 not found, 4 try again, 1 anything else, 130 interrupted. Here are
 the commands that start and stop; the others are in ``document_commands``, ``sync_command``,
-``ask_command``, ``explore_command``, ``key_commands``, ``model_commands``, ``gate_command``,
-``eval_command``, ``train_command``, ``feedback_commands``, ``store_commands``, ``retrieval_commands``,
-``trace_command`` and ``doctor_command``.
+``ask_command``, ``chat_command``, ``mcp_command``, ``explore_command``, ``key_commands``,
+``model_commands``, ``gate_command``, ``eval_command``, ``train_command``, ``feedback_commands``,
+``store_commands``, ``retrieval_commands``, ``trace_command`` and ``doctor_command``.
 """
 
 from __future__ import annotations

@@ -7,16 +7,19 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import click
-
-if TYPE_CHECKING:
-    from cluster.cli.session import Session
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 JSON, TEXT = "json", "text"
 _ASKED_FOR_JSON = "kvquilt.json"
+
+
+class Speaking(Protocol):
+    """The session of a command."""
+
+    def for_programs(self) -> Self: ...
 
 
 def output_option(with_flag: bool = False, help: str = "") -> Callable[[CommandT], CommandT]:
@@ -72,7 +75,7 @@ def _plain(value: object) -> object:
 
 
 def _choose(ctx: click.Context, chosen: bool) -> None:
-    session: Session | None = ctx.obj
+    session: Speaking | None = ctx.obj
     if chosen and session is not None:
         ctx.meta[_ASKED_FOR_JSON] = True
         ctx.obj = session.for_programs()

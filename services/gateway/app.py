@@ -11,7 +11,7 @@ from ray import serve
 from services.gateway.config import GatewayConfig
 from services.gateway.feedback import FeedbackKeeper
 from services.gateway.handlers import GatewayHandlers
-from services.gateway.http.mcp_route import Shelves
+from services.gateway.http.mcp_route import ToolSources
 from services.gateway.http.routes import http_app
 from services.gateway.in_turns import InTurns
 from services.gateway.kept.kept import kept_by
@@ -91,7 +91,7 @@ class Gateway(GatewayHandlers):
             counts=self.metrics,
             embedder=retrieval,
             kept=kept,
-            shelves=Shelves(retrieval, ingestion),
+            tools=ToolSources(retrieval, ingestion),
         )
         super().__init__(
             answering, health, config.status_timeout_s, config.addresses, feedback, shadow, fetcher

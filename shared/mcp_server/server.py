@@ -21,7 +21,7 @@ from shared.generation.asked import SamplingParams
 from shared.generation.modes import Recompute
 from shared.generation.orders import MODES_BY_NAME, Reuse, mode_named
 from shared.log import unquoted
-from shared.mcp_server.told import Answer, Documents, Found, answered, documents, found
+from shared.mcp_server.told import ToldAnswer, ToldDocuments, ToldPassages, answered, documents, found
 from shared.request import RequestContext
 from shared.search import Filter, SearchMode, SearchResult
 
@@ -40,7 +40,7 @@ ResultT = TypeVar("ResultT")
 Collection = Annotated[str, Field(description="The collection of documents.")]
 
 
-class Searching(Protocol):
+class CollectionSearch(Protocol):
     async def search(
         self,
         ctx: RequestContext,
@@ -65,7 +65,7 @@ class Library:
 
     context: Callable[[Any], RequestContext]
     answer: Callable[[RequestContext, Inquiry], AsyncGenerator[AnswerEvent, None]]
-    searching: Searching
+    searching: CollectionSearch
     listing: Listing
     on_error: Callable[[Any, Exception], Awaitable[None]] | None = None
 
@@ -78,7 +78,7 @@ def mcp_server(library: Library) -> MCPServer:
         query: Annotated[str, Field(description="A question or keywords.")],
         collection: Collection,
         top_k: Annotated[int, Field(ge=1, le=_MOST_PASSAGES, description="So many passages.")] = 8,
-    ) -> Found:
+    ) -> ToldPassages:
         """Find the passages of a collection that a query is about, best first."""
         ctx = _context(library, call)
         return found(
@@ -105,7 +105,7 @@ def mcp_server(library: Library) -> MCPServer:
         max_tokens: Annotated[
             int | None, Field(ge=1, le=_LARGEST, description="Of the answer. Left out: as configured.")
         ] = None,
-    ) -> Answer:
+    ) -> ToldAnswer:
         """Answer a question from the documents of a collection, with citations."""
         ctx = _context(library, call)
         inquiry = Inquiry(
@@ -122,7 +122,7 @@ def mcp_server(library: Library) -> MCPServer:
         collection: Annotated[str, Field(description="Only this one. Left out: all.")] = "",
         start_after: Annotated[str, Field(description="`next` of the page before.")] = "",
         limit: Annotated[int, Field(ge=1, le=_MOST_DOCUMENTS, description="Most of one page.")] = 100,
-    ) -> Documents:
+    ) -> ToldDocuments:
         """List the documents that may be asked about, a page at a time."""
         ctx = _context(library, call)
         return documents(collection, await library.listing.list_page(ctx, collection, start_after, limit))

@@ -14,7 +14,7 @@ from shared.generation.told import FinishReason
 from shared.search import SearchHit, SearchResult
 
 
-class Passage(BaseModel):
+class ToldPassage(BaseModel):
     """A chunk that was found."""
 
     document_id: str
@@ -25,13 +25,13 @@ class Passage(BaseModel):
     score: float = Field(description="Larger is better; comparable within one answer only.")
 
 
-class Found(BaseModel):
+class ToldPassages(BaseModel):
     collection: str
     search: str = Field(description="How it was searched: dense, bm25 or hybrid.")
-    passages: list[Passage] = Field(description="Best first.")
+    passages: list[ToldPassage] = Field(description="Best first.")
 
 
-class Cited(BaseModel):
+class ToldCitation(BaseModel):
     """A document that the answer was read from."""
 
     document_id: str
@@ -43,12 +43,12 @@ class Cited(BaseModel):
     conditioned_on: str = Field(description="What its KV knows besides, that was not retrieved.")
 
 
-class Answer(BaseModel):
+class ToldAnswer(BaseModel):
     text: str
     refused: bool = Field(description="The documents hold too little evidence: nothing was generated.")
     truncated: bool = Field(description="It is longer than it was allowed to be.")
-    citations: list[Cited] = Field(description="Best first.")
-    sources: list[Passage] = Field(description="The context that the answer was generated from, in order.")
+    citations: list[ToldCitation] = Field(description="Best first.")
+    sources: list[ToldPassage] = Field(description="The context of the answer, in order.")
     mode: str | None = Field(description="How the context's KV was reused.")
     note: str = Field(description="Why that is not what was asked for.")
     prompt_tokens: int
@@ -57,7 +57,7 @@ class Answer(BaseModel):
     request_id: str
 
 
-class Document(BaseModel):
+class ToldDocument(BaseModel):
     collection: str
     document_id: str
     title: str
@@ -65,19 +65,19 @@ class Document(BaseModel):
     current: bool = Field(description="False: made for another model; it cannot be asked about.")
 
 
-class Documents(BaseModel):
-    documents: list[Document]
+class ToldDocuments(BaseModel):
+    documents: list[ToldDocument]
     next: str | None = Field(description="There are more: give this as `start_after`.")
 
 
-def found(collection: str, result: SearchResult) -> Found:
+def found(collection: str, result: SearchResult) -> ToldPassages:
     """Of one query."""
     (ranking,) = result.rankings
-    return Found(collection=collection, search=result.mode.value, passages=list(map(passage, ranking)))
+    return ToldPassages(collection=collection, search=result.mode.value, passages=list(map(passage, ranking)))
 
 
-def passage(hit: SearchHit) -> Passage:
-    return Passage(
+def passage(hit: SearchHit) -> ToldPassage:
+    return ToldPassage(
         document_id=hit.document_id,
         title=hit.title,
         heading=hit.chunk.heading,
@@ -87,7 +87,7 @@ def passage(hit: SearchHit) -> Passage:
     )
 
 
-async def answered(request_id: str, events: AsyncGenerator[AnswerEvent, None]) -> Answer:
+async def answered(request_id: str, events: AsyncGenerator[AnswerEvent, None]) -> ToldAnswer:
     """Of one question.
 
     Raises:
@@ -108,12 +108,12 @@ async def answered(request_id: str, events: AsyncGenerator[AnswerEvent, None]) -
     if text is None or cost is None:
         raise Unavailable("the answer broke off; retry")
     usage = cost.usage
-    return Answer(
+    return ToldAnswer(
         text=text.text.strip(),
         refused=text.finish_reason is FinishReason.REFUSED,
         truncated=text.finish_reason is FinishReason.LENGTH,
         citations=[
-            Cited(
+            ToldCitation(
                 document_id=cited.document_id,
                 title=cited.title,
                 heading=cited.heading,
@@ -134,15 +134,15 @@ async def answered(request_id: str, events: AsyncGenerator[AnswerEvent, None]) -
     )
 
 
-def documents(collection: str, page: DocumentPage) -> Documents:
-    return Documents(
+def documents(collection: str, page: DocumentPage) -> ToldDocuments:
+    return ToldDocuments(
         documents=list(map(_document, page.documents)),
         next=page.after(collection) if page.truncated else None,
     )
 
 
-def _document(info: DocumentInfo) -> Document:
-    return Document(
+def _document(info: DocumentInfo) -> ToldDocument:
+    return ToldDocument(
         collection=info.collection,
         document_id=info.document_id,
         title=info.title,

@@ -13,6 +13,7 @@ from typing import Any
 
 import openai
 import pytest
+from mcp import Client
 from pydantic import BaseModel, Field
 
 from cluster.paths import PROJECT_ROOT
@@ -241,3 +242,31 @@ def test_the_commands_in_the_documentation_run(stack: Stack) -> None:
     assert ran.returncode == 0, ran.stderr
     for kind in ('"chat.completion"', '"text_completion"'):
         assert kind in ran.stdout
+
+
+async def test_the_official_client_calls_the_tools_for_models(stack: Stack) -> None:
+    asked = {"question": QUESTION, "collection": COLLECTION, "mode": "reordered", "top_k": 3, "max_tokens": 8}
+    async with Client(f"{stack.state.http}/mcp") as tools:
+        listed = (await tools.call_tool("list_documents", {"collection": COLLECTION})).structured_content
+        answer = (await tools.call_tool("ask", asked)).structured_content
+        sought = {"query": QUESTION, "collection": COLLECTION}
+        found = (await tools.call_tool("search", sought)).structured_content
+    assert listed is not None
+    assert answer is not None
+    assert found is not None
+    assert len(listed["documents"]) == 6
+    assert found["passages"]
+    assert len(answer["sources"]) == 3
+    assert answer["text"] == text_of(ask(stack, extra={"mode": "reordered"})).strip()
+
+
+def test_the_example_of_the_tools_runs(stack: Stack) -> None:
+    text = (PROJECT_ROOT / "docs/terminal.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    here = example.replace("http://127.0.0.1:8000", stack.state.http)
+    here = here.replace('"collection": "demo"', f'"collection": "{COLLECTION}"')
+    ran = subprocess.run(
+        [sys.executable, "-c", here], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip()

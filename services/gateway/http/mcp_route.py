@@ -13,14 +13,14 @@ from mcp.server.transport_security import TransportSecuritySettings
 from starlette.requests import Request
 from starlette.routing import Route
 
-from services.gateway.http.asking import Asking
 from services.gateway.http.caller_check import caller_of, refusal_on_record
 from services.gateway.http.headers import context_of
+from services.gateway.http.questions import HttpQuestions
 from shared import log as logs
 from shared.answer import AnswerEvent, Inquiry
 from shared.audited import Recorder
 from shared.documents import DocumentPage
-from shared.mcp_server.server import Library, Listing, Searching, mcp_server
+from shared.mcp_server.server import Library, Listing, CollectionSearch, mcp_server
 from shared.request import RequestContext
 from shared.search import Filter, SearchMode, SearchResult
 
@@ -31,18 +31,20 @@ _BY_CALLER_CHECK = TransportSecuritySettings(enable_dns_rebinding_protection=Fal
 
 
 @dataclass(frozen=True, slots=True)
-class Shelves:
+class ToolSources:
     """What is behind the tools besides answers."""
 
-    searching: Searching
+    searching: CollectionSearch
     listing: Listing
 
 
 class McpRoute:
     """``max_bytes``: of a request's body. ``route`` answers while ``lifespan`` is open, which is once."""
 
-    def __init__(self, asking: Asking, shelves: Shelves, max_bytes: int, recorder: Recorder | None) -> None:
-        self._asking, self._shelves, self._recorder = asking, shelves, recorder
+    def __init__(
+        self, asking: HttpQuestions, tool_sources: ToolSources, max_bytes: int, recorder: Recorder | None
+    ) -> None:
+        self._asking, self._sources, self._recorder = asking, tool_sources, recorder
         library = Library(_context, self._answer, self, self, self._on_error)
         self._server = mcp_server(library)
         self._server.streamable_http_app(
@@ -73,13 +75,13 @@ class McpRoute:
         filters: Sequence[Filter],
     ) -> SearchResult:
         with self._asking.door.entered(ctx.principal, sum(map(len, queries))):
-            return await self._shelves.searching.search(ctx, collection, queries, k, mode, filters)
+            return await self._sources.searching.search(ctx, collection, queries, k, mode, filters)
 
     async def list_page(
         self, ctx: RequestContext, collection: str, start_after: str, limit: int
     ) -> DocumentPage:
         with self._asking.door.entered(ctx.principal, len(start_after)):
-            return await self._shelves.listing.list_page(ctx, collection, start_after, limit)
+            return await self._sources.listing.list_page(ctx, collection, start_after, limit)
 
     async def _on_error(self, request: Request, error: Exception) -> None:
         await refusal_on_record(self._recorder, request.scope, error, request.scope.get(_CONTEXT))

@@ -25,7 +25,7 @@ from services.gateway.http.bodies import (
 )
 from services.gateway.http.heard import AskedLogprobs
 from shared.answer import HandedDocument, Inquiry
-from shared.earlier_turns import Speaker, Turn, preface_of
+from shared.earlier_turns import EarlierTurn, Speaker, preface_of
 from shared.errors import InvalidRequest
 from shared.generation.response_format import ResponseFormat
 
@@ -148,7 +148,7 @@ def _spoken(messages: Sequence[ChatMessage]) -> tuple[str, str]:
             f"messages[{len(before)}].role: is {last[0]!r}; the last message is the question, from the user"
         )
     told = [text for role, text in before if role in _INSTRUCTING and text]
-    turns = [Turn(_SPEAKERS[role], text) for role, text in before if role in _SPEAKERS]
+    turns = [EarlierTurn(_SPEAKERS[role], text) for role, text in before if role in _SPEAKERS]
     return preface_of(turns, told), last[1]
 
 

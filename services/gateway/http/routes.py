@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from services.gateway.config import HttpConfig
-from services.gateway.http.asking import Asking
 from services.gateway.http.bodies import QuestionBody
 from services.gateway.http.body_limit import BodyLimit
 from services.gateway.http.caller_check import CallerCheck, caller_of, refusal_on_record
@@ -33,8 +32,9 @@ from services.gateway.http.file_routes import PATH as UPLOADS
 from services.gateway.http.file_routes import add_files
 from services.gateway.http.forms import AnswerForm, chunks, whole_answer
 from services.gateway.http.heard import AnswerHead
-from services.gateway.http.mcp_route import McpRoute, Shelves
+from services.gateway.http.mcp_route import McpRoute, ToolSources
 from services.gateway.http.member_routes import add_batches, add_members
+from services.gateway.http.questions import HttpQuestions
 from services.gateway.http.requests import ChatRequest
 from services.gateway.http.store_routes import add_stores
 from services.gateway.http.streaming import ChunkStream
@@ -103,16 +103,16 @@ def http_app(
     counts: Metrics | None = None,
     embedder: TextEmbedder | None = None,
     kept: KeptThings | None = None,
-    shelves: Shelves | None = None,
+    tools: ToolSources | None = None,
 ) -> FastAPI:
     """``limits``, ``door``: as of the same question by gRPC. ``callers``: who may ask, None: everybody.
     ``clock``: seconds since 1970. ``metrics``: what Prometheus is told; blocks. ``recorder``: of those who
     are refused, and of changes, None: nobody is on record. ``counts``: of calls that are no questions.
     ``embedder``: None: there are no embeddings. ``kept``: None: there are neither files nor vector stores.
-    ``shelves``: of the tools at `/mcp`, None: there are none."""
+    ``tools``: of the tools at `/mcp`, None: there are none."""
     door = door or Entrance(limits.per_principal)
-    asking = Asking(pipeline, limits, door)
-    mcp = McpRoute(asking, shelves, config.max_body_bytes, recorder) if shelves is not None else None
+    asking = HttpQuestions(pipeline, limits, door)
+    mcp = McpRoute(asking, tools, config.max_body_bytes, recorder) if tools is not None else None
     app = FastAPI(
         title="kvquilt",
         docs_url=None,  # they would load scripts from elsewhere

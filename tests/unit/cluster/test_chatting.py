@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cluster.cli.chatting import Chat, Conversation, lines_of
+from cluster.cli.chatting import ChatLoop, Dialogue, lines_of
 from cluster.cli.session import Session
 from shared.answer import (
     AnswerDone,
@@ -68,9 +68,9 @@ class Talked:
         out, err = io.StringIO(), io.StringIO()
         consoles = Console(file=out, width=200), Console(file=err, width=200)
         session = Session(Path("nowhere"), False, "h:1", "", *consoles)
-        self.conversation = Conversation(Inquiry("docs", ()))
+        self.dialogue = Dialogue(Inquiry("docs", ()))
         with asyncio.Runner() as runner:
-            chat = Chat(session.for_programs() if as_json else session, runner, answerer, self.conversation)
+            chat = ChatLoop(session.for_programs() if as_json else session, runner, answerer, self.dialogue)
             self.code = chat.follow(iter(lines))
         self.out, self.err = out.getvalue(), err.getvalue()
 
@@ -147,7 +147,7 @@ def test_an_answer_that_fails_is_told_and_leaves_no_turn() -> None:
     talked = Talked(answerer, "Who?", "Who?")
     assert "the generator is away" in talked.err
     assert [one.preface for one in answerer.asked] == ["", ""]
-    assert len(talked.conversation.turns) == 2
+    assert len(talked.dialogue.turns) == 2
     assert talked.code == 4
 
 

@@ -15,7 +15,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from services.gateway.config import GatewayConfig, HttpConfig
-from services.gateway.http.mcp_route import PATH, Shelves
+from services.gateway.http.mcp_route import PATH, ToolSources
 from services.gateway.http.routes import http_app
 from services.gateway.metering import Metered
 from services.gateway.pipeline import Pipeline
@@ -93,13 +93,13 @@ def served(
     callers: Callers | None = None,
     **more: Any,
 ) -> FastAPI:
-    config = GatewayConfig(http=HttpConfig("tiny", 4096))
+    config = GatewayConfig(http=HttpConfig("tiny", max_body_bytes=4096))
     retriever = retriever or Seeing()
     answering = pipeline or Pipeline(
         retriever, generator or FakeGenerator({WHO: "Orla Venn"}), config, Prefetching(None)
     )
-    shelves = Shelves(retriever, catalogue or Catalogue())
-    return http_app(answering, config.http, config.limits, callers, shelves=shelves, **more)
+    tool_sources = ToolSources(retriever, catalogue or Catalogue())
+    return http_app(answering, config.http, config.limits, callers, tools=tool_sources, **more)
 
 
 def http(app: FastAPI, **headers: str) -> httpx2.AsyncClient:
@@ -212,7 +212,7 @@ async def test_what_is_wrong_is_told_to_the_model(tool: str, arguments: dict[str
 def large_bodies() -> FastAPI:
     config = GatewayConfig(http=HttpConfig("tiny", 1 << 20))
     pipeline = Pipeline(Seeing(), FakeGenerator({}), config, Prefetching(None))
-    return http_app(pipeline, config.http, config.limits, shelves=Shelves(Seeing(), Catalogue()))
+    return http_app(pipeline, config.http, config.limits, tools=ToolSources(Seeing(), Catalogue()))
 
 
 async def test_what_is_unexpected_is_not_told() -> None:
@@ -299,7 +299,7 @@ async def test_other_methods_and_large_bodies_are_refused_as_everywhere() -> Non
     assert large.status_code == 413
 
 
-async def test_without_shelves_there_are_no_tools() -> None:
+async def test_without_sources_there_are_no_tools() -> None:
     config = GatewayConfig()
     app = http_app(Pipeline(Seeing(), FakeGenerator({}), config, Prefetching(None)), config.http)
     async with http(app) as requests:

@@ -20,7 +20,7 @@ from shared.wire.answer import INQUIRY
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class HttpQuestions:
     pipeline: Answering
     limits: RequestLimits
     door: Entrance
