@@ -20,7 +20,7 @@ from shared import log as logs
 from shared.answer import AnswerEvent, Inquiry
 from shared.audited import Recorder
 from shared.documents import DocumentPage
-from shared.mcp_server.server import Library, Listing, CollectionSearch, mcp_server
+from shared.mcp_server.server import CollectionSearch, Library, Listing, mcp_server
 from shared.request import RequestContext
 from shared.search import Filter, SearchMode, SearchResult
 

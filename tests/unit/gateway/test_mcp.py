@@ -210,7 +210,7 @@ async def test_what_is_wrong_is_told_to_the_model(tool: str, arguments: dict[str
 
 
 def large_bodies() -> FastAPI:
-    config = GatewayConfig(http=HttpConfig("tiny", 1 << 20))
+    config = GatewayConfig(http=HttpConfig("tiny", max_body_bytes=1 << 20))
     pipeline = Pipeline(Seeing(), FakeGenerator({}), config, Prefetching(None))
     return http_app(pipeline, config.http, config.limits, tools=ToolSources(Seeing(), Catalogue()))
 
