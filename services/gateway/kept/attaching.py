@@ -18,6 +18,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from services.gateway.kept.files import KIND as FILE
@@ -100,9 +101,7 @@ class Attaching:
             return
         run = self._run(replace(ctx.lasting(_RUN_S), traceparent=""), item)
         task = self._tasks[key] = asyncio.get_running_loop().create_task(run)
-        task.add_done_callback(
-            lambda done: self._tasks.pop(key, None) if self._tasks.get(key) is done else None
-        )
+        task.add_done_callback(partial(self._forget, key))
 
     async def give_up(self, ctx: RequestContext, item: Item) -> None:
         """No document is made of it any more, unless it is one already."""
