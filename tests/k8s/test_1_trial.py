@@ -84,7 +84,7 @@ def test_grpcurl_asks_by_reflection(trial: Trial) -> None:
 def test_openais_clients_find_the_gateway_by_its_own_service(trial: Trial) -> None:
     insider = trial.release.pods("services")[0]["metadata"]["name"]
     listed = json.loads(trial.kubectl.python(insider, MODELS, f"http://{FULLNAME}-http:8000/v1/models", KEY))
-    assert [model["id"] for model in listed["data"]] == ["demo", "demo:full", "demo:auto"]
+    assert [model["id"] for model in listed["data"]] == ["demo", "demo:full", "demo:auto", "minilm"]
 
 
 def test_no_pod_runs_as_root_or_may_become_it(trial: Trial) -> None:
