@@ -7,8 +7,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from google.protobuf.message import DecodeError
+
 from shared import log as logs
 from shared.admission.entrance import Entrance
+from shared.errors import InvalidRequest
 from shared.limits import DEFAULT_LIMITS, RequestLimits, check_request
 from shared.principals.callers import Meta
 from shared.request import RequestContext
@@ -38,9 +41,9 @@ class Entering:
     async def checked(
         self, service: object, requests: AsyncIterator[Any], context_of: Callable[[Meta], RequestContext]
     ) -> AsyncGenerator[Any, None]:
-        """The first of them names the caller. Raises as ``let_in``."""
+        """The first of them names the caller. Raises as ``let_in``, and where bytes are no message."""
         first = True
-        async for request in requests:
+        async for request in _whole(requests):
             check_request(request, _limits(service))
             if first and (meta := _meta_within(request)) is not None:
                 self._enter(service, context_of(meta), request)
@@ -52,6 +55,14 @@ class Entering:
         door: Entrance | None = getattr(service, "door", None)
         if door is not None and self.method != _HEALTH:
             self.held.enter_context(door.entered(ctx.principal, request.ByteSize(), self.outside))
+
+
+async def _whole(requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+    try:
+        async for request in requests:
+            yield request
+    except DecodeError as error:
+        raise InvalidRequest("a message of the stream cannot be read; check what encodes it") from error
 
 
 def _limits(service: object) -> RequestLimits:

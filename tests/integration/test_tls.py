@@ -24,7 +24,8 @@ from services.kv_store.node.cluster_store import ClusterStore
 from shared.clients.grpc_transport import GrpcTransport
 from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
 from shared.errors import ConfigError, Unauthenticated, Unavailable
-from shared.kv_types import Manifest, ManifestChunk
+from shared.identity import chunk_identity
+from shared.kv_types import Manifest, ManifestChunk, Origin
 from shared.principals.callers import AuthenticatedCallers
 from shared.principals.config import AuthConfig, CertificatesConfig
 from shared.principals.credentials import ServiceIdentity, bearer, no_credentials
@@ -35,7 +36,7 @@ from shared.principals.signing import Signer
 from shared.request import RequestContext
 from tests.certificates import Authority
 from tests.helm import Helm, only, profile
-from tests.kv_chunks import chunk_bytes, chunk_id_of, origin_of
+from tests.kv_chunks import chunk_bytes
 from tests.kv_stores import FrontHandlers, KnownNodes, agent_on, in_pieces, public_server
 
 CTX = RequestContext.create(deadline_ms=36_000_000)
@@ -134,10 +135,14 @@ async def backend(tmp_path: Path) -> AsyncIterator[tuple[str, AuthConfig]]:
 
 
 async def test_whole_files_go_both_ways_by_tls(envoy: Envoy) -> None:
-    chunk_id, data = chunk_id_of(0), chunk_bytes(chunk_id_of(0))
+    model, prefix, tokens = "f" * 32, (1, 2), (7, 8, 9)
+    chunk_id = chunk_identity("acme", model, prefix, tokens)
+    data = chunk_bytes(chunk_id)
     async with store_client(envoy.target, bearer(KEY), envoy.ca_file) as store:
-        assert not await store.put(CTX, chunk_id, len(data), in_pieces(data), origin_of(chunk_id))
-        document = Manifest("acme", "books", "1", chunks=(ManifestChunk(chunk_id, (1,)),))
+        assert not await store.put(CTX, chunk_id, len(data), in_pieces(data), Origin(prefix))
+        chunk = ManifestChunk(chunk_id, tokens)
+        made_for = {"model_fingerprint": model, "prefix_ids": prefix}
+        document = Manifest("acme", "books", "1", chunks=(chunk,), **made_for)
         await store.put_manifest(CTX, document)  # chunks of no document are told to nobody
         assert b"".join([piece async for piece in store.get(CTX, chunk_id)]) == data
     async with store_client(envoy.target, no_credentials, envoy.ca_file) as store:

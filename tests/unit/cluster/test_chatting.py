@@ -157,6 +157,15 @@ def test_who_has_said_too_much_is_told_how_to_go_on() -> None:
     assert talked.err.count("8192; /clear forgets what was said") == 1
 
 
+@pytest.fixture
+def at_a_terminal() -> Iterator[None]:
+    """Ctrl-C is heard, also where the tests run in the background of a shell, which has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("at_a_terminal")
 def test_ctrl_c_ends_the_answer_and_not_the_conversation() -> None:
     answerer = Answerer("", "Orla", interrupts=0)
     talked = Talked(answerer, "Who?", "Who, again?")
