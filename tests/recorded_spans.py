@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from shared.request import RequestContext
 from shared.tracing.spans import Recording, record_by
@@ -51,9 +51,8 @@ class RecordedSpans:
 @contextmanager
 def recorded_spans(share: float = 0.0, content: bool = False) -> Iterator[RecordedSpans]:
     """``share``: of the requests whose caller does not say whether they are traced."""
-    exporter, provider = InMemorySpanExporter(), TracerProvider(ALWAYS_ON, shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    before = record_by(Recording(provider.get_tracer("tests"), share, content))
+    exporter = InMemorySpanExporter()
+    before = record_by(Recording(SimpleSpanProcessor(exporter), Resource.get_empty(), share, content))
     try:
         yield RecordedSpans(exporter)
     finally:

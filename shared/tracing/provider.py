@@ -5,6 +5,7 @@ Exporters run in threads of their own. A collector that does not answer costs sp
 
 from __future__ import annotations
 
+import atexit
 import importlib.metadata
 import logging
 import os
@@ -12,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, SynchronousMultiSpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from shared.tracing.config import TracingConfig
 from shared.tracing.kept import KeptSpan, SpanFile
@@ -32,7 +32,7 @@ _KEEP_EVERY_MS = 200
 
 def start_tracing(
     service: str, config: TracingConfig, environ: Mapping[str, str] = os.environ
-) -> TracerProvider | None:
+) -> SpanProcessor | None:
     """From now on the spans of this process are those of ``service``, and go where ``config`` says. Returns
     what sends them, for whoever ends it before the process ends; None: nothing does."""
     exporters: list[BatchSpanProcessor] = []
@@ -49,12 +49,13 @@ def start_tracing(
     if not exporters or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         record_by(None)
         return None
-    provider = TracerProvider(ALWAYS_ON, resource_of(service))
+    processor = SynchronousMultiSpanProcessor()  # type: ignore[no-untyped-call]
     for exporter in exporters:
-        provider.add_span_processor(exporter)
+        processor.add_span_processor(exporter)
+    atexit.register(processor.shutdown)
     share = config.sample if config.sample is not None else float(exports)
-    record_by(Recording(provider.get_tracer("kvquilt"), share, config.content))
-    return provider
+    record_by(Recording(processor, resource_of(service), share, config.content))
+    return processor
 
 
 def has_endpoint(config: TracingConfig, environ: Mapping[str, str]) -> bool:

@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from cluster.cli.trace_command import gathered
 from cluster.cli.trace_tree import spans_of, trace_lines, traces_table, trees_of
@@ -68,10 +67,8 @@ def test_a_file_that_cannot_be_written_costs_the_spans_alone(tmp_path: Path) -> 
 
 
 def test_spans_of_a_process_are_kept_as_they_were(tmp_path: Path) -> None:
-    provider = TracerProvider(ALWAYS_ON, shutdown_on_exit=False)
     exporter = KeepingExporter(SpanFile(tmp_path, "selector", 1 << 20), "selector")
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    before = record_by(Recording(provider.get_tracer("tests")))
+    before = record_by(Recording(SimpleSpanProcessor(exporter), Resource.get_empty()))
     try:
         with pytest.raises(NotFound), span(traced("r7"), "score", {"kvquilt.names": ("a", "b")}):
             raise NotFound("a secret")
