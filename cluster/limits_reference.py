@@ -80,7 +80,9 @@ limits:
 
 `stored_bytes` are of the whole store, however many replicas there are: what the KV takes of the documents that the caller stored. They
 are looked at before anything of a document is computed, and again before it is stored; until documents are deleted, what is more is
-refused. Whose a document is, and the bytes that all documents of a tenant may keep (`kv_store.quotas`): [operations](operations.md).
+refused. KV that questions leave behind (of documents that they bring along, and of lists of chunks of their own) is no document's:
+of it every node stores as much again for as long as garbage collection spares it (`kv_store.garbage.grace_s`), for the principal who
+asked and for its tenant; what is more is computed whenever it is asked for. Whose a document is, and the bytes that all documents of a tenant may keep (`kv_store.quotas`): [operations](operations.md).
 
 Those that wait for a place are served in turns over the tenants: at the gateway (`gateway.max_running`), in the generator's engine,
 and where documents are read. At the gateway, what could be answered only after its deadline is refused at once; where the queue is

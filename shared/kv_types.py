@@ -123,11 +123,13 @@ class ManifestChunk:
 class Origin:
     """What the identity of a chunk is made of, besides its tenant and what its file says
     (``shared.identity.chunk_identity``). ``stored``: the same as what is stored by that identity, in whatever
-    encoding; nothing else is said."""
+    encoding; nothing else is said. ``asked_by``: the principal in whose request it was computed; empty: it is
+    not known, or nobody's."""
 
     prefix_ids: TokenIds = ()
     parent_id: str = ""
     stored: bool = False
+    asked_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

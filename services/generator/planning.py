@@ -73,6 +73,7 @@ class Planner:
             adapter=reusing.adapter,
             idle=order.idle,
             tenant=ctx.tenant,
+            asked_by=ctx.principal.name,
         )
         return Plan(order, request, reusing)
 

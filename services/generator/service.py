@@ -228,6 +228,7 @@ class Generator:
             links=links,
             adapter=reusing.adapter,
             tenant=ctx.tenant,
+            asked_by=ctx.principal.name,
         )
         edits = (await self._settled(ctx, command) async for command in commands)
         with following(self._metrics, chunks, grows=True) as followed:

@@ -71,7 +71,7 @@ class NodeFilesClient:
             CorruptData: the file is not a whole chunk file, or of another chunk.
             InvalidRequest: ``path`` is not in the staging directory, or by ``origin`` the file is another
             chunk's, or another tenant's.
-            StorageFull: no space left.
+            StorageFull: no space left, or KV that questions left behind takes as much as it may.
         """
         request = pb.AdoptRequest(
             chunk_id=chunk_id,
@@ -81,7 +81,9 @@ class NodeFilesClient:
             write_back=write_back,
             origin=None
             if origin is None or origin.stored
-            else pb.ChunkOrigin(prefix_ids=origin.prefix_ids, parent_id=origin.parent_id),
+            else pb.ChunkOrigin(
+                prefix_ids=origin.prefix_ids, parent_id=origin.parent_id, asked_by=origin.asked_by
+            ),
         )
         return (await self._node.ask(ctx, "Adopt", request, kv_store_pb2.PutResponse)).existed
 

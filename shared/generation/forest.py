@@ -12,7 +12,7 @@ from shared.generation.pieces import Piece
 @dataclass(frozen=True, slots=True)
 class ForestRequest:
     """A forest over a context (prefix, then chunks in order) that lives until it is closed, cancelled, or
-    late. ``links``, ``adapter``, ``traceparent``, ``tenant``: see ``GenerateRequest``."""
+    late. ``links``, ``adapter``, ``traceparent``, ``tenant``, ``asked_by``: see ``GenerateRequest``."""
 
     request_id: str
     prefix_ids: tuple[int, ...]
@@ -25,6 +25,7 @@ class ForestRequest:
     adapter: str = ""
     traceparent: str = ""
     tenant: str = ""
+    asked_by: str = ""
 
     @property
     def context(self) -> tuple[str, tuple[int, ...], tuple[Chunk, ...]]:
@@ -44,6 +45,7 @@ class ForestRequest:
             adapter=self.adapter,
             traceparent=self.traceparent,
             tenant=self.tenant,
+            asked_by=self.asked_by,
         )
 
 

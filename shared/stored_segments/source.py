@@ -137,7 +137,7 @@ class StoreSegmentSource:
         layers = self._encoded.pop(k_LHTD[0], None) if encoding == self._encoding else None
         layers = layers or encode_layers(encoding, k_LHTD, v_LHTD, self._scratch)
         header = self._shape.header(chunk.key, chunk.prefix_ids, chunk.token_ids, encoding)
-        origin = Origin(chunk.prefix_ids, chunk.parent_id)
+        origin = Origin(chunk.prefix_ids, chunk.parent_id, asked_by=chunk.asked_by)
         ctx = RequestContext.create(tenant=chunk.tenant, deadline_ms=_SAVE_DEADLINE_MS)
         self._hand_over(ctx, header, layers, chunk.replace, chunk.write_back, origin)
 

@@ -26,7 +26,7 @@ from protos.kvquilt.v1 import common_pb2 as protos_dot_kvquilt_dot_v1_dot_common
 from protos.kvquilt.v1 import kv_store_pb2 as protos_dot_kvquilt_dot_v1_dot_kv__store__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%protos/kvquilt/v1/kv_store_node.proto\x12\nkvquilt.v1\x1a\x1eprotos/kvquilt/v1/common.proto\x1a protos/kvquilt/v1/kv_store.proto\"h\n\x0bOpenRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x11\n\tchunk_ids\x18\x02 \x03(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x0e\n\x06\x64irect\x18\x04 \x01(\x08\"\xd0\x01\n\x0bOpenedChunk\x12\x10\n\x08\x63hunk_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65xists\x18\x02 \x01(\x08\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12%\n\x06layers\x18\x05 \x03(\x0b\x32\x15.kvquilt.v1.ByteRange\x12\x10\n\x08progress\x18\x06 \x01(\t\x12\x0c\n\x04tier\x18\x07 \x01(\t\x12&\n\x06remote\x18\x08 \x01(\x0b\x32\x16.kvquilt.v1.RemoteFile\x12\x0e\n\x06source\x18\t \x01(\t\"*\n\nRemoteFile\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61_file\x18\x02 \x01(\t\"7\n\x0cOpenResponse\x12\'\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x17.kvquilt.v1.OpenedChunk\"H\n\x0c\x43hainRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x11\n\tparent_id\x18\x02 \x01(\t\"9\n\rChainResponse\x12(\n\x05\x63hain\x18\x01 \x01(\x0b\x32\x19.kvquilt.v1.DocumentChain\"\x95\x01\n\rDocumentChain\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12\x12\n\nprefix_ids\x18\x03 \x03(\r\x12$\n\x05links\x18\x04 \x03(\x0b\x32\x15.kvquilt.v1.ChainLink\x12\r\n\x05texts\x18\x05 \x03(\t\x12\x10\n\x08kv_scope\x18\x06 \x01(\t\"\x1e\n\tChainLink\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"F\n\x0cStageRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x0f\n\x07node_id\x18\x02 \x01(\t\"\"\n\rStageResponse\x12\x11\n\tdirectory\x18\x01 \x01(\t\"\xb4\x01\n\x0c\x41\x64optRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x10\n\x08\x63hunk_id\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x0c\n\x04path\x18\x04 \x01(\t\x12\x0f\n\x07replace\x18\x05 \x01(\x08\x12\x12\n\nwrite_back\x18\x06 \x01(\x08\x12\'\n\x06origin\x18\x07 \x01(\x0b\x32\x17.kvquilt.v1.ChunkOrigin\"4\n\x0b\x43hunkOrigin\x12\x12\n\nprefix_ids\x18\x01 \x03(\r\x12\x11\n\tparent_id\x18\x02 \x01(\t\"O\n\x13\x44\x65leteChunksRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x11\n\tchunk_ids\x18\x02 \x03(\t\";\n\x14\x44\x65leteChunksResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x03(\t\x12\x12\n\nreferenced\x18\x02 \x03(\t\"^\n\x11ListChunksRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x13\n\x0bstart_after\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\r\"N\n\x12ListChunksResponse\x12%\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x15.kvquilt.v1.ChunkStat\x12\x11\n\ttruncated\x18\x02 \x01(\x08\"N\n\x12LocalCopiesRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x11\n\tchunk_ids\x18\x02 \x03(\t\"B\n\x08PeerCopy\x12\x10\n\x08\x63hunk_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x10\n\x08location\x18\x03 \x01(\t\";\n\x13LocalCopiesResponse\x12$\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x14.kvquilt.v1.PeerCopy\"Z\n\rNeededRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x11\n\tchunk_ids\x18\x02 \x03(\t\x12\x0f\n\x07grace_s\x18\x03 \x01(\x01\"#\n\x0eNeededResponse\x12\x11\n\tchunk_ids\x18\x01 \x03(\t\"7\n\x0eReadersRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\"!\n\x0fReadersResponse\x12\x0e\n\x06lately\x18\x01 \x01(\x08\"W\n\x17ListPinnedChunksRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x15\n\rknown_version\x18\x02 \x01(\t\">\n\x18ListPinnedChunksResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x11\n\tchunk_ids\x18\x02 \x03(\t2\xe2\x06\n\tNodeStore\x12\x39\n\x04Open\x12\x17.kvquilt.v1.OpenRequest\x1a\x18.kvquilt.v1.OpenResponse\x12<\n\x05Stage\x12\x18.kvquilt.v1.StageRequest\x1a\x19.kvquilt.v1.StageResponse\x12:\n\x05\x41\x64opt\x12\x18.kvquilt.v1.AdoptRequest\x1a\x17.kvquilt.v1.PutResponse\x12<\n\x05\x43hain\x12\x18.kvquilt.v1.ChainRequest\x1a\x19.kvquilt.v1.ChainResponse\x12\x45\n\x08Readable\x12\x1b.kvquilt.v1.ReadableRequest\x1a\x1c.kvquilt.v1.ReadableResponse\x12\x45\n\x08Prefetch\x12\x1b.kvquilt.v1.PrefetchRequest\x1a\x1c.kvquilt.v1.PrefetchResponse\x12K\n\nListChunks\x12\x1d.kvquilt.v1.ListChunksRequest\x1a\x1e.kvquilt.v1.ListChunksResponse\x12Q\n\x0c\x44\x65leteChunks\x12\x1f.kvquilt.v1.DeleteChunksRequest\x1a .kvquilt.v1.DeleteChunksResponse\x12N\n\x0bLocalCopies\x12\x1e.kvquilt.v1.LocalCopiesRequest\x1a\x1f.kvquilt.v1.LocalCopiesResponse\x12?\n\x06Needed\x12\x19.kvquilt.v1.NeededRequest\x1a\x1a.kvquilt.v1.NeededResponse\x12_\n\x10ListPinnedChunks\x12#.kvquilt.v1.ListPinnedChunksRequest\x1a$.kvquilt.v1.ListPinnedChunksResponse0\x01\x12\x42\n\x07Readers\x12\x1a.kvquilt.v1.ReadersRequest\x1a\x1b.kvquilt.v1.ReadersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%protos/kvquilt/v1/kv_store_node.proto\x12\nkvquilt.v1\x1a\x1eprotos/kvquilt/v1/common.proto\x1a protos/kvquilt/v1/kv_store.proto\"h\n\x0bOpenRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x11\n\tchunk_ids\x18\x02 \x03(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x0e\n\x06\x64irect\x18\x04 \x01(\x08\"\xd0\x01\n\x0bOpenedChunk\x12\x10\n\x08\x63hunk_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65xists\x18\x02 \x01(\x08\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12%\n\x06layers\x18\x05 \x03(\x0b\x32\x15.kvquilt.v1.ByteRange\x12\x10\n\x08progress\x18\x06 \x01(\t\x12\x0c\n\x04tier\x18\x07 \x01(\t\x12&\n\x06remote\x18\x08 \x01(\x0b\x32\x16.kvquilt.v1.RemoteFile\x12\x0e\n\x06source\x18\t \x01(\t\"*\n\nRemoteFile\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61_file\x18\x02 \x01(\t\"7\n\x0cOpenResponse\x12\'\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x17.kvquilt.v1.OpenedChunk\"H\n\x0c\x43hainRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x11\n\tparent_id\x18\x02 \x01(\t\"9\n\rChainResponse\x12(\n\x05\x63hain\x18\x01 \x01(\x0b\x32\x19.kvquilt.v1.DocumentChain\"\x95\x01\n\rDocumentChain\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12\x12\n\nprefix_ids\x18\x03 \x03(\r\x12$\n\x05links\x18\x04 \x03(\x0b\x32\x15.kvquilt.v1.ChainLink\x12\r\n\x05texts\x18\x05 \x03(\t\x12\x10\n\x08kv_scope\x18\x06 \x01(\t\"\x1e\n\tChainLink\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"F\n\x0cStageRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x0f\n\x07node_id\x18\x02 \x01(\t\"\"\n\rStageResponse\x12\x11\n\tdirectory\x18\x01 \x01(\t\"\xb4\x01\n\x0c\x41\x64optRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x10\n\x08\x63hunk_id\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x0c\n\x04path\x18\x04 \x01(\t\x12\x0f\n\x07replace\x18\x05 \x01(\x08\x12\x12\n\nwrite_back\x18\x06 \x01(\x08\x12\'\n\x06origin\x18\x07 \x01(\x0b\x32\x17.kvquilt.v1.ChunkOrigin\"F\n\x0b\x43hunkOrigin\x12\x12\n\nprefix_ids\x18\x01 \x03(\r\x12\x11\n\tparent_id\x18\x02 \x01(\t\x12\x10\n\x08\x61sked_by\x18\x03 \x01(\t\"O\n\x13\x44\x65leteChunksRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x11\n\tchunk_ids\x18\x02 \x03(\t\";\n\x14\x44\x65leteChunksResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x03(\t\x12\x12\n\nreferenced\x18\x02 \x03(\t\"^\n\x11ListChunksRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x13\n\x0bstart_after\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\r\"N\n\x12ListChunksResponse\x12%\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x15.kvquilt.v1.ChunkStat\x12\x11\n\ttruncated\x18\x02 \x01(\x08\"N\n\x12LocalCopiesRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x11\n\tchunk_ids\x18\x02 \x03(\t\"B\n\x08PeerCopy\x12\x10\n\x08\x63hunk_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x10\n\x08location\x18\x03 \x01(\t\";\n\x13LocalCopiesResponse\x12$\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x14.kvquilt.v1.PeerCopy\"Z\n\rNeededRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x11\n\tchunk_ids\x18\x02 \x03(\t\x12\x0f\n\x07grace_s\x18\x03 \x01(\x01\"#\n\x0eNeededResponse\x12\x11\n\tchunk_ids\x18\x01 \x03(\t\"7\n\x0eReadersRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\"!\n\x0fReadersResponse\x12\x0e\n\x06lately\x18\x01 \x01(\x08\"W\n\x17ListPinnedChunksRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x15\n\rknown_version\x18\x02 \x01(\t\">\n\x18ListPinnedChunksResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x11\n\tchunk_ids\x18\x02 \x03(\t2\xe2\x06\n\tNodeStore\x12\x39\n\x04Open\x12\x17.kvquilt.v1.OpenRequest\x1a\x18.kvquilt.v1.OpenResponse\x12<\n\x05Stage\x12\x18.kvquilt.v1.StageRequest\x1a\x19.kvquilt.v1.StageResponse\x12:\n\x05\x41\x64opt\x12\x18.kvquilt.v1.AdoptRequest\x1a\x17.kvquilt.v1.PutResponse\x12<\n\x05\x43hain\x12\x18.kvquilt.v1.ChainRequest\x1a\x19.kvquilt.v1.ChainResponse\x12\x45\n\x08Readable\x12\x1b.kvquilt.v1.ReadableRequest\x1a\x1c.kvquilt.v1.ReadableResponse\x12\x45\n\x08Prefetch\x12\x1b.kvquilt.v1.PrefetchRequest\x1a\x1c.kvquilt.v1.PrefetchResponse\x12K\n\nListChunks\x12\x1d.kvquilt.v1.ListChunksRequest\x1a\x1e.kvquilt.v1.ListChunksResponse\x12Q\n\x0c\x44\x65leteChunks\x12\x1f.kvquilt.v1.DeleteChunksRequest\x1a .kvquilt.v1.DeleteChunksResponse\x12N\n\x0bLocalCopies\x12\x1e.kvquilt.v1.LocalCopiesRequest\x1a\x1f.kvquilt.v1.LocalCopiesResponse\x12?\n\x06Needed\x12\x19.kvquilt.v1.NeededRequest\x1a\x1a.kvquilt.v1.NeededResponse\x12_\n\x10ListPinnedChunks\x12#.kvquilt.v1.ListPinnedChunksRequest\x1a$.kvquilt.v1.ListPinnedChunksResponse0\x01\x12\x42\n\x07Readers\x12\x1a.kvquilt.v1.ReadersRequest\x1a\x1b.kvquilt.v1.ReadersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -56,33 +56,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADOPTREQUEST']._serialized_start=963
   _globals['_ADOPTREQUEST']._serialized_end=1143
   _globals['_CHUNKORIGIN']._serialized_start=1145
-  _globals['_CHUNKORIGIN']._serialized_end=1197
-  _globals['_DELETECHUNKSREQUEST']._serialized_start=1199
-  _globals['_DELETECHUNKSREQUEST']._serialized_end=1278
-  _globals['_DELETECHUNKSRESPONSE']._serialized_start=1280
-  _globals['_DELETECHUNKSRESPONSE']._serialized_end=1339
-  _globals['_LISTCHUNKSREQUEST']._serialized_start=1341
-  _globals['_LISTCHUNKSREQUEST']._serialized_end=1435
-  _globals['_LISTCHUNKSRESPONSE']._serialized_start=1437
-  _globals['_LISTCHUNKSRESPONSE']._serialized_end=1515
-  _globals['_LOCALCOPIESREQUEST']._serialized_start=1517
-  _globals['_LOCALCOPIESREQUEST']._serialized_end=1595
-  _globals['_PEERCOPY']._serialized_start=1597
-  _globals['_PEERCOPY']._serialized_end=1663
-  _globals['_LOCALCOPIESRESPONSE']._serialized_start=1665
-  _globals['_LOCALCOPIESRESPONSE']._serialized_end=1724
-  _globals['_NEEDEDREQUEST']._serialized_start=1726
-  _globals['_NEEDEDREQUEST']._serialized_end=1816
-  _globals['_NEEDEDRESPONSE']._serialized_start=1818
-  _globals['_NEEDEDRESPONSE']._serialized_end=1853
-  _globals['_READERSREQUEST']._serialized_start=1855
-  _globals['_READERSREQUEST']._serialized_end=1910
-  _globals['_READERSRESPONSE']._serialized_start=1912
-  _globals['_READERSRESPONSE']._serialized_end=1945
-  _globals['_LISTPINNEDCHUNKSREQUEST']._serialized_start=1947
-  _globals['_LISTPINNEDCHUNKSREQUEST']._serialized_end=2034
-  _globals['_LISTPINNEDCHUNKSRESPONSE']._serialized_start=2036
-  _globals['_LISTPINNEDCHUNKSRESPONSE']._serialized_end=2098
-  _globals['_NODESTORE']._serialized_start=2101
-  _globals['_NODESTORE']._serialized_end=2967
+  _globals['_CHUNKORIGIN']._serialized_end=1215
+  _globals['_DELETECHUNKSREQUEST']._serialized_start=1217
+  _globals['_DELETECHUNKSREQUEST']._serialized_end=1296
+  _globals['_DELETECHUNKSRESPONSE']._serialized_start=1298
+  _globals['_DELETECHUNKSRESPONSE']._serialized_end=1357
+  _globals['_LISTCHUNKSREQUEST']._serialized_start=1359
+  _globals['_LISTCHUNKSREQUEST']._serialized_end=1453
+  _globals['_LISTCHUNKSRESPONSE']._serialized_start=1455
+  _globals['_LISTCHUNKSRESPONSE']._serialized_end=1533
+  _globals['_LOCALCOPIESREQUEST']._serialized_start=1535
+  _globals['_LOCALCOPIESREQUEST']._serialized_end=1613
+  _globals['_PEERCOPY']._serialized_start=1615
+  _globals['_PEERCOPY']._serialized_end=1681
+  _globals['_LOCALCOPIESRESPONSE']._serialized_start=1683
+  _globals['_LOCALCOPIESRESPONSE']._serialized_end=1742
+  _globals['_NEEDEDREQUEST']._serialized_start=1744
+  _globals['_NEEDEDREQUEST']._serialized_end=1834
+  _globals['_NEEDEDRESPONSE']._serialized_start=1836
+  _globals['_NEEDEDRESPONSE']._serialized_end=1871
+  _globals['_READERSREQUEST']._serialized_start=1873
+  _globals['_READERSREQUEST']._serialized_end=1928
+  _globals['_READERSRESPONSE']._serialized_start=1930
+  _globals['_READERSRESPONSE']._serialized_end=1963
+  _globals['_LISTPINNEDCHUNKSREQUEST']._serialized_start=1965
+  _globals['_LISTPINNEDCHUNKSREQUEST']._serialized_end=2052
+  _globals['_LISTPINNEDCHUNKSRESPONSE']._serialized_start=2054
+  _globals['_LISTPINNEDCHUNKSRESPONSE']._serialized_end=2116
+  _globals['_NODESTORE']._serialized_start=2119
+  _globals['_NODESTORE']._serialized_end=2985
 # @@protoc_insertion_point(module_scope)

@@ -125,12 +125,14 @@ class AdoptRequest(_message.Message):
     def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_id: _Optional[str] = ..., node_id: _Optional[str] = ..., path: _Optional[str] = ..., replace: _Optional[bool] = ..., write_back: _Optional[bool] = ..., origin: _Optional[_Union[ChunkOrigin, _Mapping]] = ...) -> None: ...
 
 class ChunkOrigin(_message.Message):
-    __slots__ = ("prefix_ids", "parent_id")
+    __slots__ = ("prefix_ids", "parent_id", "asked_by")
     PREFIX_IDS_FIELD_NUMBER: _ClassVar[int]
     PARENT_ID_FIELD_NUMBER: _ClassVar[int]
+    ASKED_BY_FIELD_NUMBER: _ClassVar[int]
     prefix_ids: _containers.RepeatedScalarFieldContainer[int]
     parent_id: str
-    def __init__(self, prefix_ids: _Optional[_Iterable[int]] = ..., parent_id: _Optional[str] = ...) -> None: ...
+    asked_by: str
+    def __init__(self, prefix_ids: _Optional[_Iterable[int]] = ..., parent_id: _Optional[str] = ..., asked_by: _Optional[str] = ...) -> None: ...
 
 class DeleteChunksRequest(_message.Message):
     __slots__ = ("meta", "chunk_ids")

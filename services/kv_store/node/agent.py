@@ -13,6 +13,7 @@ from pathlib import Path
 from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.documents.documents import Documents
 from services.kv_store.documents.items import Items
+from services.kv_store.documents.leftovers import Leftovers
 from services.kv_store.documents.manifest_scrub import damage_detail, foreign_detail
 from services.kv_store.documents.quotas import Quotas
 from services.kv_store.fetching.flight import Flights
@@ -56,6 +57,7 @@ class Agent:
         flights: Flights,
         location: str,
         quotas: Quotas,
+        leftovers: Leftovers,
         stale_staging_s: float,
         clock: Callable[[], float],
         scopes: SharingScopes,
@@ -68,7 +70,7 @@ class Agent:
         self._stale_staging_s, self._location, self._flights = stale_staging_s, location, flights
         self._clock, self._opened_s, self._scopes = clock, -math.inf, scopes
         self._upkeep = upkeep = Upkeep(self, tiers, documents, self._neighbours, quotas, self._search, items)
-        self._home = home = HomeDocuments(self, tiers, documents, self._neighbours, upkeep, scopes)
+        self._home = home = HomeDocuments(self, tiers, documents, self._neighbours, upkeep, scopes, leftovers)
         self._items = kept = HomeItems(items, self._neighbours, upkeep, local_items)
         # Answered by its parts as they are:
         self.put_item, self.get_item = kept.put_item, kept.get_item
@@ -138,6 +140,8 @@ class Agent:
         try:
             if origin is not None:
                 await self._check_origin(ctx, staged, check_chunk_id(chunk_id), origin)
+                if write_back:
+                    await self._home.count_left(ctx, chunk_id, staged, origin.asked_by)
             return await self._tiers.put(check_chunk_id(chunk_id), staged, replace, write_back)
         finally:
             self._tiers.disk.staging.discard(staged)

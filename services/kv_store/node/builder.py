@@ -17,6 +17,7 @@ from services.kv_store.blobs.staging import Staging
 from services.kv_store.config import KvStoreConfig
 from services.kv_store.documents.documents import Documents
 from services.kv_store.documents.items import Items
+from services.kv_store.documents.leftovers import Leftovers
 from services.kv_store.documents.quotas import Quotas
 from services.kv_store.fetching.flight import FlightReader, Flights, ReadChunk
 from services.kv_store.fetching.nodes import Nodes
@@ -76,6 +77,7 @@ def build_node(
     in_objects = at_home and objects is not None
     items = Items(objects if in_objects and objects is not None else local, keys)
     streaming = stream(tiers.read)
+    quotas = Quotas(config.quotas, config.limits.per_principal)
     agent = Agent(
         node_id,
         tiers,
@@ -83,7 +85,8 @@ def build_node(
         nodes,
         flights or FlightReader(),
         streaming.location,
-        Quotas(config.quotas, config.limits.per_principal),
+        quotas,
+        Leftovers(quotas, config.garbage.grace_s, machine.clock),
         config.stale_staging_s,
         machine.clock,
         SharingScopes(config.sharing_scopes),

@@ -46,7 +46,8 @@ class FileHandlers:
     async def Adopt(self, request: pb.AdoptRequest, ctx: RequestContext) -> kv_store_pb2.PutResponse:
         origin = Origin(stored=True)
         if request.HasField("origin"):
-            origin = Origin(tuple(request.origin.prefix_ids), request.origin.parent_id)
+            made = request.origin
+            origin = Origin(tuple(made.prefix_ids), made.parent_id, asked_by=made.asked_by)
         existed = await self._files.adopt(
             ctx, request.chunk_id, request.node_id, request.path, request.replace, request.write_back, origin
         )

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 from services.kv_store.documents.catalog import Document, Removal
 from services.kv_store.documents.documents import Documents, absent
+from services.kv_store.documents.leftovers import Leftovers
 from services.kv_store.documents.naming import not_stored, unreadable_ids
 from services.kv_store.documents.quotas import storer_of
 from services.kv_store.fetching.nodes import Neighbours
@@ -40,8 +42,9 @@ class HomeDocuments:
         neighbours: Neighbours,
         upkeep: Upkeep,
         scopes: SharingScopes,
+        leftovers: Leftovers,
     ) -> None:
-        self._scopes = scopes
+        self._scopes, self._leftovers = scopes, leftovers
         self._own, self._tiers, self._documents = own, tiers, documents
         self._neighbours, self._upkeep = neighbours, upkeep
         self._catalog_lock = asyncio.Lock()  # between deciding that nothing refers to a chunk and deleting it
@@ -71,6 +74,16 @@ class HomeDocuments:
         known = await self._changeable(ctx, manifest.collection, manifest.document_id)
         stored_by = storer_of(known, manifest, ctx.principal)
         await self._upkeep.check_quota(ctx, manifest, stored_by, bytes_per_token)
+
+    async def count_left(self, ctx: RequestContext, chunk_id: str, staged: Path, asked_by: str) -> None:
+        """On any node: whether KV that a question computed may stay here if no document has it.
+
+        Raises:
+            StorageFull: see ``Leftovers``.
+        """
+        if self._leftovers.limit(ctx.tenant, asked_by) and not await self.readable(ctx, [chunk_id]):
+            num_bytes = (await asyncio.to_thread(staged.stat)).st_size
+            self._leftovers.add(chunk_id, ctx.tenant, asked_by, num_bytes)
 
     async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
         self._neighbours.check_home()

@@ -202,6 +202,7 @@ class SegmentCache:
                 write_back=True,
                 tenant=entry.tenant,
                 parent_id=entry.chain[-1].chunk_id if entry.chain else "",
+                asked_by=next((job.request.asked_by for job in self._holders(entry)), ""),
             )
         )
 

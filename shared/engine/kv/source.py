@@ -17,7 +17,8 @@ from shared.identity import TokenIds
 class ComputedChunk:
     """A complete segment, computed behind ``prefix_ids`` and the chain that ends with ``parent_id``, that is
     to be stored for ``tenant``. ``replace``: what is stored now was found broken. ``write_back``: no answer
-    waits for it, so durable on this machine is enough for now. ``encoding`` empty: the source's own."""
+    waits for it, so durable on this machine is enough for now. ``encoding`` empty: the source's own.
+    ``asked_by``: as of a ``GenerateRequest``."""
 
     key: str
     prefix_ids: TokenIds
@@ -28,6 +29,7 @@ class ComputedChunk:
     encoding: str = ""
     tenant: str = ""
     parent_id: str = ""
+    asked_by: str = ""
 
 
 class StoredSegment(Protocol):
