@@ -1,13 +1,14 @@
 """The command line: `kvquilt up`, `ingest`, `sync`, `ask`, `chat`, `documents`, `delete`, `key`,
 `models`, `gate`, `eval`, `train`, `feedback`, `store`, `retrieval`, `status`, `trace`, `doctor`, `mcp`,
-`down`, `demo`.
+`completion`, `down`, `demo`.
 
 Commands only translate: options into values, values into what is printed. Errors are one line on standard
 error and an exit code: 2 wrong input, 3 not found, 4 try again, 1 anything else, 130 interrupted. Here are
 the commands that start and stop; the others are in ``document_commands``, ``sync_command``,
 ``ask_command``, ``chat_command``, ``mcp_command``, ``explore_command``, ``key_commands``,
 ``model_commands``, ``gate_command``, ``eval_command``, ``train_command``, ``feedback_commands``,
-``store_commands``, ``retrieval_commands``, ``trace_command`` and ``doctor_command``.
+``store_commands``, ``retrieval_commands``, ``trace_command``, ``doctor_command`` and
+``completion_command``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from rich.console import Console
 from cluster.cli.ask_command import ask
 from cluster.cli.audit_command import audit
 from cluster.cli.chat_command import chat
+from cluster.cli.completion_command import completion
 from cluster.cli.doctor_command import doctor
 from cluster.cli.document_commands import delete, documents, ingest
 from cluster.cli.eval_command import evaluate
@@ -229,7 +231,7 @@ def demo(session: Session, json_path: Path, keep: bool) -> None:
 
 for command in (
     *(ingest, sync, ask, chat, explore, documents, delete, key, models),
-    *(gate, evaluate, train, feedback, store, retrieval, trace, doctor, audit, mcp),
+    *(gate, evaluate, train, feedback, store, retrieval, trace, doctor, audit, mcp, completion),
 ):
     main.add_command(command)
 

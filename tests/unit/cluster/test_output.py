@@ -49,7 +49,13 @@ WRONG: dict[str, list[str]] = {  # or away: nothing runs
     "audit": [],
     "mcp": [],
 }
-RIGHT: dict[str, list[str]] = {"down": [], "models": [], "trace": [], "key create": ["anna"]}
+RIGHT: dict[str, list[str]] = {
+    "down": [],
+    "models": [],
+    "trace": [],
+    "key create": ["anna"],
+    "completion": ["zsh"],
+}
 """What needs nothing that runs."""
 NOT_TRIED = {"demo", "doctor", "store import"}
 """It starts everything; it looks at everything; its file must be there."""
