@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -30,6 +30,9 @@ class _HostSegment:
 
     def __init__(self, kv: torch.Tensor) -> None:
         self._kv_L2KTD = kv
+
+    def when_begun(self, tell: Callable[[], None]) -> None:
+        tell()
 
     def read_layer(self, layer: int, k_out_KTD: torch.Tensor, v_out_KTD: torch.Tensor) -> None:
         k_KTD, v_KTD = self._kv_L2KTD[layer, :, :, : k_out_KTD.shape[1]]

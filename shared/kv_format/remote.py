@@ -92,6 +92,11 @@ class RemoteChunk:
                 self._file = self._other_way(error)
         return self._file.header
 
+    def when_begun(self, tell: Callable[[], None]) -> None:
+        """Calls ``tell`` once, when the first layer is on its way or will not come like this; from whichever
+        thread notices."""
+        self._begun.add_done_callback(lambda _: tell())
+
     def read_layer(self, layer: int, *out: Array) -> None:
         """As ``ChunkFile.read_layer``.
 

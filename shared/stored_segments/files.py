@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -167,6 +167,12 @@ class FileSegment:
     def in_order(self) -> bool:
         return isinstance(self._file, RemoteChunk)
 
+    def when_begun(self, tell: Callable[[], None]) -> None:
+        if isinstance(self._file, RemoteChunk):
+            self._file.when_begun(tell)
+        else:
+            tell()
+
     def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
         """Exact KV goes from the file into host tensors directly. To a GPU it goes as it is stored, in one
         copy: exact KV straight to where it stays, what is encoded is decoded there."""
@@ -231,6 +237,9 @@ class BrokenSegment:
 
     in_order = False
     tier = ""
+
+    def when_begun(self, tell: Callable[[], None]) -> None:
+        tell()
 
     def __init__(self, error: CorruptData) -> None:
         self._error = error

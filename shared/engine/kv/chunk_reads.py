@@ -7,12 +7,13 @@ layer 1                4         5         6        … while these arrive
 
 from __future__ import annotations
 
+import heapq
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from shared.engine.kv.copy_stream import CopyStream
 from shared.engine.kv.segment import Segment
@@ -20,6 +21,8 @@ from shared.engine.kv.source import StoredSegment
 from shared.errors import CorruptData, KvquiltError, NotFound
 
 log = logging.getLogger(__name__)
+_LOOK_UP_S = 0.1
+"""How long a thread that waits does not notice that the engine is closing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,10 @@ class ChunkRead:
         """See ``StoredSegment``."""
         return self._stored.in_order
 
+    def when_begun(self, tell: Callable[[], None]) -> None:
+        """See ``StoredSegment``."""
+        self._stored.when_begun(tell)
+
     def read(self, layer: int) -> None:
         """Each layer once, in any order, on any thread."""
         try:
@@ -148,20 +155,23 @@ class ChunkRead:
 class ReadList:
     """Layers of chunks in the order in which they are read; threads take from it until it is empty. Where a
     chunk's layers come in their order, one thread at a time has the chunk: of two that were on their way to
-    it, the one with the later layer could be there first."""
+    it, the one with the later layer could be there first. Nobody waits for such a chunk to begin while there
+    is another to read."""
 
     def __init__(self, readings: Sequence[ChunkRead], num_layers: int) -> None:
         self._num_layers = num_layers
-        self._turns: queue.PriorityQueue[tuple[int, int, ChunkRead]] = queue.PriorityQueue()
+        self._turns: list[tuple[int, int, ChunkRead]] = []  # a heap
+        self._not_begun = dict(enumerate(readings))
+        self._changed = threading.Condition()
         for number, reading in enumerate(readings):
-            self._turns.put((0, number, reading))
+            if reading.in_order:
+                reading.when_begun(partial(self._begin, number))
+            else:
+                self._begin(number)
 
     def work(self, closing: threading.Event) -> None:
-        while True:
-            try:
-                layer, number, reading = self._turns.get_nowait()
-            except queue.Empty:
-                return
+        while (turn := self._next(closing)) is not None:
+            layer, number, reading = turn
             if not reading.in_order:
                 self._put(layer + 1, number, reading)
             if closing.is_set():
@@ -171,6 +181,24 @@ class ReadList:
             if reading.in_order:
                 self._put(layer + 1, number, reading)
 
+    def _next(self, closing: threading.Event) -> tuple[int, int, ChunkRead] | None:
+        """Waits only for chunks that have not begun. None: what is left is others' to read."""
+        with self._changed:
+            while not self._turns and self._not_begun:
+                if closing.is_set():
+                    for number in list(self._not_begun):
+                        self._begin(number)
+                else:
+                    self._changed.wait(_LOOK_UP_S)
+            return heapq.heappop(self._turns) if self._turns else None
+
+    def _begin(self, number: int) -> None:
+        with self._changed:
+            if (reading := self._not_begun.pop(number, None)) is not None:
+                self._put(0, number, reading)
+
     def _put(self, layer: int, number: int, reading: ChunkRead) -> None:
-        if layer < self._num_layers:
-            self._turns.put((layer, number, reading))
+        with self._changed:
+            if layer < self._num_layers:
+                heapq.heappush(self._turns, (layer, number, reading))
+            self._changed.notify()

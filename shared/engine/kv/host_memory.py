@@ -26,7 +26,7 @@ def host_tensors(count: int, shape: tuple[int, ...], dtype: torch.dtype) -> list
     num_items = math.prod(shape)
     stride = -(-num_items * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT // dtype.itemsize
     flat = _memory(count * stride * dtype.itemsize).view(dtype)
-    return [flat[i * stride : i * stride + num_items].view(shape) for i in range(count)]
+    return list(flat.view(count, stride)[:, :num_items].view(count, *shape).unbind())
 
 
 class FreedMemory:

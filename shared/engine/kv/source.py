@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +39,11 @@ class StoredSegment(Protocol):
     def in_order(self) -> bool:
         """Its layers come one after the other, as from a connection: one thread at a time may read it, and
         reading another layer next is dear. Else several threads may read it at once."""
+        ...
+
+    def when_begun(self, tell: Callable[[], None]) -> None:
+        """Where layers come in order: calls ``tell`` once, as soon as the first one is on its way or will not
+        come; from whichever thread notices."""
         ...
 
     @property

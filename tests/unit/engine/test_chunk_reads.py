@@ -22,15 +22,23 @@ Told = list[tuple[str, type]]
 
 class Stored:
     """Remembers in which order its layers were read, and by how many threads at once. ``before``: called with
-    each layer."""
+    each layer. ``begun`` False: it has not until ``begin``."""
 
     tier = "disk"
 
-    def __init__(self, in_order: bool, before: Callable[[int], object] = lambda layer: None) -> None:
-        self.in_order, self._before = in_order, before
+    def __init__(
+        self, in_order: bool, before: Callable[[int], object] = lambda layer: None, begun: bool = True
+    ) -> None:
+        self.in_order, self._before, self._begun = in_order, before, begun
+        self.begin: Callable[[], None] = lambda: None
         self.layers: list[int] = []
         self.num_reading = self.most_reading = self.num_closed = 0
         self._lock = threading.Lock()
+
+    def when_begun(self, tell: Callable[[], None]) -> None:
+        self.begin = tell
+        if self._begun:
+            tell()
 
     def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
         with self._lock:
@@ -84,6 +92,37 @@ def test_nobody_overtakes_whoever_waits_for_a_chunk_that_comes_in_order() -> Non
         other.result(60)
     assert slow.layers == [*range(LAYERS)]
     assert set(told) == {(key, kind) for key in "01" for kind in (FirstLayer, Loaded)}
+
+
+def test_a_chunk_that_has_not_begun_holds_nobody_up() -> None:
+    late = Stored(True, begun=False)
+    quick = Stored(True, lambda layer: late.begin() if layer == LAYERS - 1 else None)
+    told: Told = []
+    listed([late, quick], told).work(threading.Event())
+    assert [key for key, _ in told] == ["1", "1", "0", "0"]
+    assert (late.layers, quick.layers) == ([*range(LAYERS)], [*range(LAYERS)])
+    assert (late.num_closed, quick.num_closed) == (1, 1)
+
+
+def test_whoever_has_nothing_else_to_read_waits_for_a_chunk_to_begin() -> None:
+    late = Stored(True, begun=False)
+    reads = listed([late], told := [])
+    with ThreadPoolExecutor(2) as threads:
+        working = [threads.submit(reads.work, threading.Event()) for _ in range(2)]
+        late.begin()
+        for work in working:
+            work.result(60)
+    assert told == [("0", FirstLayer), ("0", Loaded)]
+    assert (late.layers, late.most_reading, late.num_closed) == ([*range(LAYERS)], 1, 1)
+
+
+def test_what_has_not_begun_is_given_up_when_the_engine_closes() -> None:
+    late = Stored(True, begun=False)
+    closing = threading.Event()
+    closing.set()
+    listed([late], told := []).work(closing)
+    late.begin()  # too late
+    assert (told, late.layers, late.num_closed) == ([("0", Loaded)], [], 1)
 
 
 def test_a_file_is_read_by_several_threads_at_once() -> None:
