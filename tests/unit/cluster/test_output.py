@@ -55,6 +55,7 @@ RIGHT: dict[str, list[str]] = {
     "trace": [],
     "key create": ["anna"],
     "completion": ["zsh"],
+    "size": ["--model", "demo"],
 }
 """What needs nothing that runs."""
 NOT_TRIED = {"demo", "doctor", "store import"}
