@@ -2,6 +2,8 @@
 
 Threads: one embeds (torch's own threads work below it), one writes, a few read. Documents are embedded in
 small steps, so that a query never waits for a whole document.
+
+Longer than other modules: all operations share these threads, and end together.
 """
 
 from __future__ import annotations

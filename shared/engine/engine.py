@@ -4,7 +4,7 @@ A step takes what arrived (requests, loaded segments, cancellations), lets the s
 branches of all requests, runs them through the model together, and samples. Decoding several branches per
 step is not a mode: a step always decodes whatever branches there are (MultiDecode). ``submit`` and ``cancel``
 may be called from any thread; everything else runs in the one thread that calls ``run``, ``step`` or
-``generate``.
+``generate``. Longer than other modules: the order of a step is read in one place.
 """
 
 from __future__ import annotations
