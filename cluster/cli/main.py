@@ -1,14 +1,14 @@
 """The command line: `kvquilt up`, `ingest`, `sync`, `ask`, `chat`, `documents`, `delete`, `key`,
 `models`, `gate`, `eval`, `train`, `feedback`, `store`, `retrieval`, `status`, `trace`, `doctor`, `mcp`,
-`size`, `completion`, `down`, `demo`.
+`top`, `size`, `completion`, `down`, `demo`.
 
 Commands only translate: options into values, values into what is printed. Errors are one line on standard
 error and an exit code: 2 wrong input, 3 not found, 4 try again, 1 anything else, 130 interrupted. Here are
 the commands that start and stop; the others are in ``document_commands``, ``sync_command``,
 ``ask_command``, ``chat_command``, ``mcp_command``, ``explore_command``, ``key_commands``,
 ``model_commands``, ``gate_command``, ``eval_command``, ``train_command``, ``feedback_commands``,
-``store_commands``, ``retrieval_commands``, ``trace_command``, ``doctor_command``, ``size_command``
-and ``completion_command``.
+``store_commands``, ``retrieval_commands``, ``trace_command``, ``doctor_command``, ``top_command``,
+``size_command`` and ``completion_command``.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from cluster.cli.session import EXISTING_FILE, Commands, Session
 from cluster.cli.size_command import size
 from cluster.cli.store_commands import store
 from cluster.cli.sync_command import sync
+from cluster.cli.top_command import top
 from cluster.cli.trace_command import trace
 from cluster.cli.train_command import train
 from shared.config import API_KEY
@@ -232,7 +233,7 @@ def demo(session: Session, json_path: Path, keep: bool) -> None:
 
 for command in (
     *(ingest, sync, ask, chat, explore, documents, delete, key, models),
-    *(gate, evaluate, train, feedback, store, retrieval, trace, doctor, audit, mcp, size, completion),
+    *(gate, evaluate, train, feedback, store, retrieval, trace, doctor, audit, mcp, top, size, completion),
 ):
     main.add_command(command)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import urllib.request
@@ -76,6 +77,11 @@ def test_every_service_tells_its_metrics_and_an_answer_moves_them(stack: Stack) 
     assert total(after, "kvquilt_verdict") == 1
     assert total(after, "kvquilt_service_ready") == len(APPLICATIONS) - 1
     assert total(after, "kvquilt_metrics_processes", state="silent") == 0
+    seen = stack.cli("top", "--once", "--interval", "0.1", "--output", "json")
+    assert seen.returncode == 0, seen.stdout + seen.stderr
+    figures = json.loads(seen.stdout)
+    assert set(figures["services"]) == set(APPLICATIONS)
+    assert figures["documents"] == total(after, "kvquilt_store_documents")
     assert "was not recorded" not in Path(stack.state.log_path).read_text(encoding="utf-8", errors="replace")
 
 

@@ -48,6 +48,7 @@ WRONG: dict[str, list[str]] = {  # or away: nothing runs
     "trace": ["0af7651916cd43dd8448eb211c80319c"],
     "audit": [],
     "mcp": [],
+    "top": [],
 }
 RIGHT: dict[str, list[str]] = {
     "down": [],
