@@ -36,9 +36,12 @@ class _ByGrpcAlone:
         )
 
 
-def builder_of(service: type[HealthServicer], schema: Any) -> Callable[[dict[str, Any]], serve.Application]:
+def builder_of(
+    service: type[HealthServicer], schema: Any, options: Callable[[Any], dict[str, Any]] = lambda config: {}
+) -> Callable[[dict[str, Any]], serve.Application]:
     """The function that Serve builds the application with, from settings as plain values. Its replicas are
-    made of a ``schema``, which has a section ``deployment``."""
+    made of a ``schema``, which has a section ``deployment``. ``options``: of the deployment, beyond that
+    section."""
 
     def build(args: dict[str, Any]) -> serve.Application:
         """
@@ -46,7 +49,9 @@ def builder_of(service: type[HealthServicer], schema: Any) -> Callable[[dict[str
             ConfigError: names the setting.
         """
         config = load(schema, args)
-        deployment = serve.deployment(name=service.application, **config.deployment.serve_options())
+        deployment = serve.deployment(
+            name=service.application, **config.deployment.serve_options(), **options(config)
+        )
         over_http = hasattr(service, "__serve_build_asgi_app__")
         served = service if over_http else type(service.__name__, (service, _ByGrpcAlone), {})
         return deployment(served).bind(config)

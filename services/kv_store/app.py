@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -39,6 +40,8 @@ from shared.principals.credentials import Credentials
 from shared.principals.services import credentials_of
 from shared.private_files import keep_private
 from shared.request import RequestContext
+from shared.routing.noticeboard import NoticeBoard
+from shared.routing.settings import RoutingSettings
 from shared.seals import seal_keys_of
 from shared.serving import builder_of, metrics_of_process, metrics_of_replica
 from shared.tracing.provider import start_tracing
@@ -97,6 +100,7 @@ class AgentActor:
         keep_private()
         self._lock = asyncio.Lock()
         self._address = ""
+        self._notices = NoticeBoard(RoutingSettings().lease_ms)
         self._metrics = metrics_of_process("kv_store", f"agent-{node_id[:12]}", config.deployment.metrics)
 
     async def address(self) -> str:
@@ -105,6 +109,14 @@ class AgentActor:
             if not self._address:
                 await self._start()
         return self._address
+
+    async def told(self, notice: dict[str, object]) -> bool:
+        """By a holder of KV on this node; see ``NoticeBoard``."""
+        return self._notices.told(notice, time.monotonic() * 1e3)
+
+    async def notices(self, known: dict[str, tuple[int, int]]) -> list[dict[str, object]]:
+        """What a router has not heard yet of who holds what on this node."""
+        return self._notices.since(known, time.monotonic() * 1e3)
 
     async def process_id(self) -> int:
         """For operators: which process on the node this is."""
