@@ -20,7 +20,7 @@ from services.generator.loading import load_generator
 from services.generator.service import Generator
 from shared import log as logs
 from shared.audited import recorder_of
-from shared.clients.agent_actor import NodeNotices, own_node
+from shared.clients.agent_actor import NoticeCalls, own_node
 from shared.clients.kv_store import KvStoreClient
 from shared.clients.selection import SelectionClient
 from shared.clients.serve_transport import ServeTransport
@@ -76,7 +76,7 @@ class GenerationApp(GenerationServicer):
             self._telling = loop.create_task(self._tell(replica_id, node_id, self._loaded))
 
     async def _tell(self, replica_id: str, node_id: str, generator: Generator) -> None:
-        notices = NodeNotices()
+        notices = NoticeCalls()
         teller = generator.teller(replica_id, partial(notices.tell, node_id))
         await teller.forever()
 

@@ -15,7 +15,7 @@ from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, Reque
 
 from services.generator.listening import Listener
 from services.generator.replica_choice import ReplicaChoice
-from shared.clients.agent_actor import NodeNotices
+from shared.clients.agent_actor import NoticeCalls
 from shared.config import load
 from shared.metrics.config import MetricsConfig
 from shared.routing.decision import RouteDecision
@@ -31,7 +31,7 @@ class ChunkRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Ray's are 
         name = f"router-{self._self_actor_id or 'driver'}"[:24]
         counts = metrics_of_process("generator", name, load(MetricsConfig, {**metrics, "port": 0}))
         choice = ReplicaChoice(metrics=counts)
-        self.follow(choice, Listener(choice, NodeNotices().since) if listens else None)
+        self.follow(choice, Listener(choice, NoticeCalls().since) if listens else None)
 
     def follow(self, choice: ReplicaChoice, listener: Listener | None) -> None:
         """Before there are replicas."""

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from services.generator.listening import PERIOD_S
 from shared.engine.stats import EngineStats
 from shared.errors import Unavailable
-from shared.routing.costs import ChunkKey, ReplicaLoad, Tier, chunk_key
-from shared.routing.journal import HeldJournal
+from shared.routing.costs import ReplicaLoad, Tier
+from shared.routing.journal import ComparedNames, HeldJournal
 from shared.routing.reports import MOST_HELD, LaneName, plain, plain_load
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class ResidencyTeller:
     ) -> None:
         self._journal = HeldJournal(LaneName(replica_id, Tier.RESIDENT), epoch)
         self._stats, self._bytes_per_token, self._send = stats, bytes_per_token, send
-        self._held: dict[str, ChunkKey] = {}
+        self._names = ComparedNames(self._journal)
         self._whole = True  # what was told last may not have arrived
         self._request_ms = 0.0
 
@@ -52,7 +52,7 @@ class ResidencyTeller:
             Unavailable: the agent does not answer; the next time it is told all.
         """
         stats = self._stats()
-        self._compare(stats)
+        self._names.hold(stats.resident_chunk_ids[-MOST_HELD:])  # where there are more, those used last
         report = self._journal.tell()
         if self._whole:
             report = self._journal.snapshot()
@@ -74,16 +74,6 @@ class ResidencyTeller:
                     log.warning("routers do not hear what is resident here: %s", error.detail)
                 silent = True
             await asyncio.sleep(period_s)
-
-    def _compare(self, stats: EngineStats) -> None:
-        """Where there are more than a report tells, the ones used last."""
-        resident = stats.resident_chunk_ids[-MOST_HELD:]
-        for gone in self._held.keys() - set(resident):
-            self._journal.remove(self._held.pop(gone))
-        for chunk_id in resident:
-            if chunk_id not in self._held:
-                self._held[chunk_id] = key = chunk_key(chunk_id)
-                self._journal.add(key)
 
     def _beside(self, stats: EngineStats) -> Mapping[str, object]:
         """How busy it is and, as far as it has seen any, how fast."""
