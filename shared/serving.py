@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -89,6 +92,12 @@ def metrics_of_process(
     if config.port:
         NodeDoor(directory, config, _OTHERS_FIRST_S if computes else 0.0)
     return metrics
+
+
+@functools.cache
+def metrics_of_routers(application: str, config: MetricsConfig) -> Metrics:
+    """Of all routers to ``application`` in this process: there is one for each handle, and one outlet."""
+    return metrics_of_process(application, f"router-{uuid.uuid4().hex[:8]}", replace(config, port=0))
 
 
 def metrics_directory() -> Path:

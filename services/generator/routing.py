@@ -7,7 +7,7 @@ Ray; settings come as plain values.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,18 +19,16 @@ from shared.clients.agent_actor import NoticeCalls
 from shared.config import load
 from shared.metrics.config import MetricsConfig
 from shared.routing.decision import RouteDecision
-from shared.serving import metrics_of_process
+from shared.serving import metrics_of_routers
 
 
 class ChunkRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Ray's are untyped
     """Ranks the replicas for every question (``Generate``), of which Serve takes the first that has room;
     everything else goes to the shortest queue. Without ``FIFOMixin`` one request's parallel calls hang."""
 
-    def initialize_state(self, metrics: Mapping[str, Any], listens: bool) -> None:
+    def initialize_state(self, metrics: dict[str, Any], listens: bool) -> None:
         """``listens``: nodes have agents that tell what replicas hold."""
-        name = f"router-{self._self_actor_id or 'driver'}"[:24]
-        counts = metrics_of_process("generator", name, load(MetricsConfig, {**metrics, "port": 0}))
-        choice = ReplicaChoice(metrics=counts)
+        choice = ReplicaChoice(metrics=metrics_of_routers("generator", load(MetricsConfig, metrics)))
         self.follow(choice, Listener(choice, NoticeCalls().since) if listens else None)
 
     def follow(self, choice: ReplicaChoice, listener: Listener | None) -> None:
