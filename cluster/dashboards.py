@@ -115,6 +115,15 @@ ENGINE = (
     Panel("Share of the context computed anew", "percentunit", _quantiles("kvquilt_recompute_ratio")),
     Panel("Branches per request", "short", _quantiles("kvquilt_forest_width")),
     Panel("Answers by why they ended", "reqps", _rate("kvquilt_request_success_total", "finished_reason")),
+    Panel("Questions routed by why", "reqps", _rate("kvquilt_route_decisions_total", "reason")),
+    Panel("Choosing a replica", "s", _quantiles("kvquilt_route_seconds")),
+    Panel("Chunks that were in memory", "short", _rate("kvquilt_routed_chunks_total", "outcome")),
+    Panel(
+        "Chunks that were expected in vain",
+        "percentunit",
+        ((_share("kvquilt_route_stale_total", "kvquilt_routed_chunks_total"), "share"),),
+    ),
+    Panel("Reports of what replicas hold", "short", _rate("kvquilt_route_reports_total", "outcome")),
     Panel(
         "Paused to make room",
         "reqps",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,9 +39,12 @@ class _ByGrpcAlone:
         )
 
 
-def builder_of(service: type[HealthServicer], schema: Any) -> Callable[[dict[str, Any]], serve.Application]:
+def builder_of(
+    service: type[HealthServicer], schema: Any, options: Callable[[Any], dict[str, Any]] = lambda config: {}
+) -> Callable[[dict[str, Any]], serve.Application]:
     """The function that Serve builds the application with, from settings as plain values. Its replicas are
-    made of a ``schema``, which has a section ``deployment``."""
+    made of a ``schema``, which has a section ``deployment``. ``options``: of the deployment, beyond that
+    section."""
 
     def build(args: dict[str, Any]) -> serve.Application:
         """
@@ -46,7 +52,9 @@ def builder_of(service: type[HealthServicer], schema: Any) -> Callable[[dict[str
             ConfigError: names the setting.
         """
         config = load(schema, args)
-        deployment = serve.deployment(name=service.application, **config.deployment.serve_options())
+        deployment = serve.deployment(
+            name=service.application, **config.deployment.serve_options(), **options(config)
+        )
         over_http = hasattr(service, "__serve_build_asgi_app__")
         served = service if over_http else type(service.__name__, (service, _ByGrpcAlone), {})
         return deployment(served).bind(config)
@@ -84,6 +92,12 @@ def metrics_of_process(
     if config.port:
         NodeDoor(directory, config, _OTHERS_FIRST_S if computes else 0.0)
     return metrics
+
+
+@functools.cache
+def metrics_of_routers(application: str, config: MetricsConfig) -> Metrics:
+    """Of all routers to ``application`` in this process: there is one for each handle, and one outlet."""
+    return metrics_of_process(application, f"router-{uuid.uuid4().hex[:8]}", replace(config, port=0))
 
 
 def metrics_directory() -> Path:

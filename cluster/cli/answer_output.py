@@ -131,6 +131,9 @@ async def show(
     assert hits is not None
     if explain:
         show_context(console, hits, answer.selections, questions)
+    if explain and usage.usage.route:
+        console.print()
+        console.print(Text(f"replica {usage.usage.route}"), soft_wrap=True)
     console.print()
     for line in filter(None, (usage.usage.note, hidden_line(usage.timings))):
         console.print(Text(line, "yellow" if line == usage.usage.note else "dim"), soft_wrap=True)

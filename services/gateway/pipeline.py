@@ -257,6 +257,8 @@ class Pipeline:
             sampling=inquiry.sampling,
             decoding=inquiry.decoding,
             explain=inquiry.explain,
+            # without the prefix they are others
+            chunk_ids=() if inquiry.without_prefix else tuple(hit.chunk.chunk_id for hit in retrieved.hits),
         )
 
     def _mode(self, inquiry: Inquiry) -> AskedMode:

@@ -85,6 +85,7 @@ class Reference:
             chunks=tuple(documents[i].chunks[at].token_ids for i, at in kept),
             reuse=Reuse(ReuseMode.FULL),
             kv_context=None,
+            chunk_ids=(),
             explain=False,
             idle=True,
         )

@@ -6,6 +6,7 @@ kv_store's client, and what is not stored is computed. Start reading at ``servic
 pieces to events; below it ``prompts`` (pieces to ids), ``reuse_modes`` (which mode it really runs in),
 ``selection`` (the selector, and what to do without it), ``chunk_texts`` (where in a text tokens are),
 ``events`` (what callers are told beyond the engine's events), ``margins`` (notes on the chunks before an
-answer), ``messages`` (protos to values and back) and ``engine_thread`` (asyncio to the engine and back). The
-store's KV comes and goes by ``shared.stored_segments``.
+answer), ``messages`` (protos to values and back) and ``engine_thread`` (asyncio to the engine and back).
+Which replica a question goes to is ``routing`` (Ray's side) and ``replica_choice``, by what ``telling`` tells
+and ``listening`` hears. The store's KV comes and goes by ``shared.stored_segments``.
 """

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
+from functools import partial
+from typing import Any
 
 import ray
 import torch
+from ray import serve
+from ray.serve.config import RequestRouterConfig
 
 from services.generator.config import GeneratorConfig
 from services.generator.handlers import GenerationServicer
@@ -15,10 +20,12 @@ from services.generator.loading import load_generator
 from services.generator.service import Generator
 from shared import log as logs
 from shared.audited import recorder_of
-from shared.clients.agent_actor import own_node
+from shared.clients.agent_actor import NoticeCalls, own_node
 from shared.clients.kv_store import KvStoreClient
 from shared.clients.selection import SelectionClient
 from shared.clients.serve_transport import ServeTransport
+from shared.config import to_dict
+from shared.errors import ConfigError
 from shared.principals.authentication import callers_of
 from shared.private_files import keep_private
 from shared.serving import builder_of, load_or_error, metrics_of_replica
@@ -29,6 +36,9 @@ from shared.tracing.provider import start_tracing
 # has woken up, so that every token waits at each of its hops until the interpreter is taken from the engine
 # by force: after 5 ms unless told otherwise.
 SWITCH_INTERVAL_S = 0.0005
+ROUTER = "services.generator.routing.ChunkRouter"
+HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
+log = logging.getLogger(__name__)
 
 
 class GenerationApp(GenerationServicer):
@@ -61,6 +71,34 @@ class GenerationApp(GenerationServicer):
             front = KvStoreClient(ServeTransport(config.kv_store, self.callers.identity))
             forgetting = Forgetting(self._loaded, front)
             self._forgetting = loop.create_task(forgetting.forever(config.forget_deleted_s))
+        if config.kv_store and config.routing == "chunks" and isinstance(self._loaded, Generator):
+            replica_id = serve.get_replica_context().replica_tag
+            self._telling = loop.create_task(self._tell(replica_id, node_id, self._loaded))
+
+    async def _tell(self, replica_id: str, node_id: str, generator: Generator) -> None:
+        notices = NoticeCalls()
+        teller = generator.teller(replica_id, partial(notices.tell, node_id))
+        await teller.forever()
 
 
-build = builder_of(GenerationApp, GeneratorConfig)
+def routed(config: GeneratorConfig) -> dict[str, Any]:
+    """Options of the deployment: none where questions go by queues.
+
+    Raises:
+        ConfigError: Serve would not ask the router.
+    """
+    if config.routing == "queue":
+        return {}
+    if os.environ.get(HAPROXY) == "1":
+        raise ConfigError(
+            f"generator.routing: chunks does not go with {HAPROXY}=1, by which HAProxy chooses replicas; set "
+            "routing to queue, or leave HAProxy out"
+        )
+    if not config.kv_store:
+        log.warning("generator.routing: routers hear nothing of what replicas hold without kv_store")
+    kwargs = {"metrics": to_dict(config.deployment.metrics), "listens": bool(config.kv_store)}
+    router = RequestRouterConfig(request_router_class=ROUTER, request_router_kwargs=kwargs)
+    return {"request_router_config": router}
+
+
+build = builder_of(GenerationApp, GeneratorConfig, routed)

@@ -65,7 +65,9 @@ class GeneratorConfig:
     the application that keeps KV; empty: none, everything is computed here and forgotten with the process.
     ``kv_encoding``: how new KV is stored (see ``docs/encodings.md``); what is stored already is read as it
     is. ``kv_context``: what ingestion computes chunks behind, to tell whether a verdict still holds; filled
-    in from `ingestion.kv_context`. ``verdict``: the file that ``auto`` goes by, as `kvquilt gate` writes
+    in from `ingestion.kv_context`. ``routing``: which replica a question goes to, the one with the shorter
+    queue of two (`queue`), or the one where its chunks cost least (`chunks`, docs/routing.md).
+    ``verdict``: the file that ``auto`` goes by, as `kvquilt gate` writes
     it; empty:
     ``quilt.verdict.json`` in the model's directory, if it is there (docs/recompute.md). ``prompt``,
     ``limits``, ``auth``, ``sharing_scopes``: filled in from what is shared.
@@ -84,6 +86,7 @@ class GeneratorConfig:
     kv_store: str = "kv_store"
     kv_encoding: Literal["exact", "int8", "int4"] = "exact"
     kv_context: KvContext = KvContext.DOCUMENT
+    routing: Literal["queue", "chunks"] = "queue"
     verdict: str = ""
     forget_deleted_s: float = 60.0
     selector: SelectionConfig = field(default_factory=SelectionConfig)

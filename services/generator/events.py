@@ -15,10 +15,14 @@ from shared.prompt import PromptTokenizer
 
 
 def end_of(
-    done: DoneEvent, chunks: Sequence[Chunk], reusing: Reusing, decision: Decision | None = None
+    done: DoneEvent,
+    chunks: Sequence[Chunk],
+    reusing: Reusing,
+    decision: Decision | None = None,
+    route: str = "",
 ) -> DoneEvent:
-    """``decision``: of a request that was to be ``cacheclip``."""
-    usage = replace(done.usage, reuse=reusing.mode, note=reusing.note, verdict=reusing.verdict)
+    """``decision``: of a request that was to be ``cacheclip``. ``route``: why it came here."""
+    usage = replace(done.usage, reuse=reusing.mode, note=reusing.note, verdict=reusing.verdict, route=route)
     timings = done.timings
     if decision is not None:
         timings = replace(timings, select_s=decision.took_s)

@@ -4,7 +4,7 @@ callers are told anyway, and of snapshots that it makes anyway. The engine's thr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from shared.engine.stats import EngineStats
@@ -140,6 +140,15 @@ def following(
         raise
     finally:
         followed.failed(ABORTED)
+
+
+def count_routed(metrics: Metrics, chunks: Sequence[Chunk], resident: Collection[str], expected: int) -> None:
+    """Of a question that has come. ``expected``: how many of its chunks the router took to be resident."""
+    there = set(resident)
+    held = sum(chunk.chunk_id in there for chunk in chunks)
+    metrics.add(table.ROUTED_CHUNKS, held, outcome="hit")
+    metrics.add(table.ROUTED_CHUNKS, len(chunks) - held, outcome="miss")
+    metrics.add(table.ROUTE_STALE, max(0, min(expected, len(chunks)) - held))
 
 
 def readings(stats: EngineStats, private_capacity: int, bytes_per_token: int) -> Iterator[MetricReading]:

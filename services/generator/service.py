@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import TypeVar
@@ -16,13 +17,14 @@ from services.generator.edits import settled
 from services.generator.engine_thread import EngineThread
 from services.generator.events import end_of, selected_of, spelt
 from services.generator.identified import Identified, Identities
-from services.generator.metering import following, readings, verdict_readings
+from services.generator.metering import count_routed, following, readings, verdict_readings
 from services.generator.planning import Plan, Planner, conditioned
 from services.generator.prompts import Prompts
 from services.generator.readable import ReadableParents
 from services.generator.recomputing import Comparing, judged, named
 from services.generator.reuse_modes import Modes
 from services.generator.selection import Choosing, Decision, SelectionPort
+from services.generator.telling import Notice, ResidencyTeller
 from services.generator.tracing import SELECTING, traced_generation
 from shared.engine import Engine
 from shared.errors import FailedPrecondition, InvalidRequest, KvquiltError
@@ -85,6 +87,7 @@ class Generator:
         self._choosing = Choosing(selector, config.selector, self._reader) if selector is not None else None
         self._engine = engine
         self._thread = EngineThread(engine)
+        self._teller: ResidencyTeller | None = None
         # one: tokenizers are not for several threads, and long texts are not for the event loop
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         # not that one either: a schema may take seconds
@@ -184,6 +187,9 @@ class Generator:
             if plan.order.explain and plan.request.reuse.recomputes
             else None
         )
+        if self.config.routing == "chunks":
+            resident = self._engine.stats().resident_chunk_ids
+            count_routed(self._metrics, plan.request.chunks, resident, plan.order.route_held)
         try:
             with following(self._metrics, plan.request.chunks) as followed:
                 async with aclosing(self._thread.stream(plan.request, ctx, decision=choosing)) as events:
@@ -195,7 +201,11 @@ class Generator:
                         elif isinstance(event, TokenEvent):
                             event = spelt(event, self.tokenizer)
                         elif isinstance(event, DoneEvent):
-                            event = end_of(event, plan.request.chunks, plan.reusing, decision)
+                            event = end_of(
+                                event, plan.request.chunks, plan.reusing, decision, plan.order.route
+                            )
+                            if self._teller is not None:
+                                self._teller.answered(event.timings.prefill_s)
                         followed.on(event)
                         if isinstance(event, DoneEvent):
                             event = await self._parents.counted(ctx, event)
@@ -242,6 +252,12 @@ class Generator:
                     if isinstance(event, DoneEvent):
                         event = await self._parents.counted(ctx, event)
                     yield event
+
+    def teller(self, replica_id: str, send: Callable[[Notice], Awaitable[bool]]) -> ResidencyTeller:
+        """What tells routers of this replica; see there."""
+        epoch, bytes_per_token = time.time_ns() // 10**6, self.model.spec.kv_bytes_per_token
+        self._teller = ResidencyTeller(replica_id, epoch, self._engine.stats, bytes_per_token, send)
+        return self._teller
 
     def resident_chunk_ids(self) -> Sequence[str]:
         return self._engine.stats().resident_chunk_ids

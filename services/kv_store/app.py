@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,7 @@ from services.kv_store.node.builder import build_node
 from services.kv_store.node.cluster_store import ClusterStore
 from services.kv_store.node.handlers import FileHandlers, start_server
 from services.kv_store.node.housekeeping import Housekeeping, every
+from services.kv_store.node.notices import NodeNotices
 from services.kv_store.s3.bucket import ObjectBlobs
 from shared import log as logs
 from shared.audited import recorder_of
@@ -39,6 +41,7 @@ from shared.principals.credentials import Credentials
 from shared.principals.services import credentials_of
 from shared.private_files import keep_private
 from shared.request import RequestContext
+from shared.routing.settings import RoutingSettings
 from shared.seals import seal_keys_of
 from shared.serving import builder_of, metrics_of_process, metrics_of_replica
 from shared.tracing.provider import start_tracing
@@ -95,7 +98,7 @@ class AgentActor:
         logs.configure("kv_store", config.deployment.log)
         start_tracing(AGENT, config.deployment.tracing)
         keep_private()
-        self._lock = asyncio.Lock()
+        self._lock, self._noticing = asyncio.Lock(), asyncio.Lock()
         self._address = ""
         self._metrics = metrics_of_process("kv_store", f"agent-{node_id[:12]}", config.deployment.metrics)
 
@@ -105,6 +108,18 @@ class AgentActor:
             if not self._address:
                 await self._start()
         return self._address
+
+    async def told(self, notice: dict[str, object]) -> bool:
+        """By a replica on this node; see ``NoticeBoard``."""
+        await self.address()
+        async with self._noticing:
+            return await asyncio.to_thread(self._notices.told, notice)
+
+    async def notices(self, known: dict[str, tuple[int, int]]) -> list[dict[str, object]]:
+        """What a router has not heard yet of who holds what on this node."""
+        await self.address()
+        async with self._noticing:
+            return await asyncio.to_thread(self._notices.since, known)
 
     async def process_id(self) -> int:
         """For operators: which process on the node this is."""
@@ -132,6 +147,10 @@ class AgentActor:
         build = partial(build_node, self._node_id, config, nodes, stream, objects, flights)
         self._node = await asyncio.to_thread(build, keys=seal_keys_of(config.auth))
         atexit.register(self._node.own.remove_memory)
+        epoch, lease_ms = time.time_ns() // 10**6, RoutingSettings().lease_ms
+        self._notices = NodeNotices(
+            self._node_id, epoch, (self._node.own.disk, self._node.own.memory), lease_ms, _clock_ms
+        )
         self._server, self._address = await start_server(
             self._node.agent, host, limits=config.limits, identity=identity, metrics=self._metrics
         )
@@ -237,6 +256,10 @@ class RayNodes:
 async def _ended(stopping: Any) -> None:
     with contextlib.suppress(RayError):  # an actor that exits does not answer
         await stopping
+
+
+def _clock_ms() -> float:
+    return time.monotonic() * 1e3
 
 
 def _node_address(node_id: str) -> str:

@@ -240,7 +240,7 @@ class Engine:
             self._requests,
             self._cache,
             self._speculation.counts,
-            self._late.counts,
+            self._late,
             self._stats.num_steps + ran,
         )
         return ran

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from shared.engine.decoding.drafting import DraftCounts
-from shared.engine.kv.late_chunks import LateCounts
+from shared.engine.kv.late_chunks import LateChunks, LateCounts
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.request_queue import RequestQueue
 
@@ -14,7 +15,8 @@ from shared.engine.request_queue import RequestQueue
 class EngineStats:
     """A snapshot. ``resident_chunk_ids``: least recently used first. ``used_bytes``: of resident KV that
     requests refer to; ``capacity_bytes``: of KV that may be resident. ``num_pauses``, ``num_steps``: since
-    the start, and ``drafts`` and ``late``."""
+    the start, and ``drafts`` and ``late``. ``compute_s``: that a token's KV took lately, ``read_s``: that a
+    byte of KV took from each tier; None, or not in it: not seen yet."""
 
     resident_chunk_ids: tuple[str, ...] = ()
     resident_bytes: int = 0
@@ -28,13 +30,16 @@ class EngineStats:
     num_pauses: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
     late: LateCounts = field(default_factory=LateCounts)
+    compute_s: float | None = None
+    read_s: Mapping[str, float] = field(default_factory=dict)
 
 
 def snapshot(
-    requests: RequestQueue, cache: SegmentCache, drafts: DraftCounts, late: LateCounts, num_steps: int
+    requests: RequestQueue, cache: SegmentCache, drafts: DraftCounts, late: LateChunks, num_steps: int
 ) -> EngineStats:
     """Made by the engine's thread, between steps."""
     branches = [branch for job in requests.admitted() for branch in job.branches()]
+    reading = ((tier, read.mean) for tier, read in late.estimates.reading.items())
     return EngineStats(
         resident_chunk_ids=cache.chunk_ids(),
         resident_bytes=cache.num_bytes,
@@ -47,5 +52,7 @@ def snapshot(
         capacity_bytes=cache.capacity_bytes,
         num_pauses=requests.num_pauses,
         drafts=replace(drafts),
-        late=replace(late),
+        late=replace(late.counts),
+        compute_s=late.estimates.computing.mean,
+        read_s={tier: mean for tier, mean in reading if mean is not None},
     )

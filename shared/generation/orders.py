@@ -65,7 +65,9 @@ class GenerationOrder:
     ``explain``: scores and places in the text are told of what is selected. ``kv_context``: the setting that
     all chunks were made under, by which a verdict is chosen; None: nobody knows, or they differ. ``idle``:
     nobody waits for the answer, which is begun while nothing else is asked, and given up when something
-    is."""
+    is. ``chunk_ids``: identities of the chunks as the caller knows them, in order, by which the question is
+    routed and nothing else; empty: he does not. ``route``, ``route_held``: why it was sent to this replica,
+    and how many of its chunks should be resident there; whoever sends it there says so."""
 
     chunks: tuple[Piece, ...]
     questions: tuple[Piece, ...]
@@ -76,6 +78,9 @@ class GenerationOrder:
     explain: bool = False
     kv_context: KvContext | None = None
     idle: bool = False
+    chunk_ids: tuple[str, ...] = ()
+    route: str = ""
+    route_held: int = 0
 
 
 @dataclass(frozen=True, slots=True)

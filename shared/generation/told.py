@@ -42,7 +42,7 @@ class Usage:
     ``picked_tokens``, ``grouped_tokens``: of the selector's model. ``reuse``: the mode that was really used;
     ``note``: why it is not the one that was asked for. The service knows both, the engine does not.
     ``adapter``: what private rows went with; empty: with the model alone. ``verdict``: the one that mode
-    ``auto`` obeyed."""
+    ``auto`` obeyed. ``route``: why this replica answered; empty: nobody asked, or nobody chose."""
 
     prompt_tokens: int
     reused_tokens: int
@@ -60,6 +60,7 @@ class Usage:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     written_tokens: int = 0
+    route: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ _REQUEST = (
 )
 _TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_DECISION = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1)
 _SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
 _BRANCHES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 
@@ -360,6 +361,41 @@ VERDICT = gauge(
     "Is 1 of the state that the verdict is in by which mode auto goes: in_force, suspended, expired, none.",
     _GENERATOR,
     ("state",),
+)
+
+# --- where questions go by their chunks ---------------------------------------------------------------------
+
+ROUTE_DECISIONS = counter(
+    "route_decisions",
+    "questions",
+    "Questions that were sent to a replica by their chunks, by why it was this one (docs/routing.md); told "
+    "by whoever sends them.",
+    _GENERATOR,
+    ("reason",),
+)
+ROUTE_SECONDS = histogram(
+    "route_seconds", "seconds", "How long choosing a replica took.", _GENERATOR, _DECISION
+)
+ROUTE_REPORTS = counter(
+    "route_reports",
+    "reports",
+    "What routers heard of what replicas hold, by what came of it: applied, old, snapshot_needed, unknown, "
+    "malformed.",
+    _GENERATOR,
+    ("outcome",),
+)
+ROUTED_CHUNKS = counter(
+    "routed_chunks",
+    "chunks",
+    "Chunks of questions by whether they were in the engine's memory when the question came: hit, miss.",
+    _GENERATOR,
+    ("outcome",),
+)
+ROUTE_STALE = counter(
+    "route_stale",
+    "chunks",
+    "Chunks that the router took to be there, and that were not.",
+    _GENERATOR,
 )
 
 # --- the gateway -------------------------------------------------------------------------------------------

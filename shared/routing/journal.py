@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from shared.routing.costs import ChunkKey
+from collections.abc import Collection
+
+from shared.routing.costs import ChunkKey, chunk_key
 from shared.routing.reports import MOST_HELD, HeldChunks, LaneName
 
 
@@ -53,3 +55,20 @@ class HeldJournal:
         assert all((key in self._held) is there for key, there in self._changed.items()), "changes"
         assert self._told_seq is None or self._told_seq <= self._seq, "numbers"
         assert bool(self._changed) == (self._seq != (self._told_seq or 0)), "numbers without changes"
+
+
+class ComparedNames:
+    """Keeps a journal for a holder that says what it has and not what changes."""
+
+    def __init__(self, journal: HeldJournal) -> None:
+        self._journal = journal
+        self._keys: dict[str, ChunkKey] = {}
+
+    def hold(self, chunk_ids: Collection[str]) -> None:
+        """All that is there now."""
+        for gone in self._keys.keys() - set(chunk_ids):
+            self._journal.remove(self._keys.pop(gone))
+        for chunk_id in chunk_ids:
+            if chunk_id not in self._keys:
+                self._keys[chunk_id] = key = chunk_key(chunk_id)
+                self._journal.add(key)

@@ -148,6 +148,9 @@ def order_to_pb(order: GenerationOrder) -> generation_pb2.GenerateRequest:
         decoding=DECODING.to_pb(order.decoding),
         explain=order.explain,
         idle=order.idle,
+        chunk_ids=order.chunk_ids,
+        route=order.route,
+        route_held=order.route_held,
         kv_context=KV_CONTEXTS.to_pb(order.kv_context),
         **reuse_to_pb(order.reuse),
     )
@@ -164,6 +167,9 @@ def order_of(pb: generation_pb2.GenerateRequest) -> GenerationOrder:
         decoding=DECODING.of(pb.decoding),
         explain=pb.explain,
         idle=pb.idle,
+        chunk_ids=tuple(pb.chunk_ids),
+        route=pb.route,
+        route_held=pb.route_held,
     )
 
 

@@ -16,7 +16,14 @@ import shared
 ROOT = Path(__file__).resolve().parents[2]
 WIRE = {"ray", "grpc", "protos", "google"}
 # ``messages.py`` is the part of a long ``handlers.py`` that translates messages.
-DOORS = {"app.py": WIRE, "handlers.py": {"grpc", "protos", "google"}, "messages.py": {"protos"}}
+# ``routing.py`` is what Ray makes routers of, in whoever has a handle.
+DOORS = {
+    "app.py": WIRE,
+    "routing.py": {"ray"},
+    "replica_choice.py": {"protos"},
+    "handlers.py": {"grpc", "protos", "google"},
+    "messages.py": {"protos"},
+}
 # Adapters of foreign libraries that speak gRPC themselves: they translate its errors.
 ADAPTERS = {"services/retrieval/milvus.py": {"grpc"}}
 ROOMS_OF_OURS = ("shared", "services", "cluster", "load_tests")

@@ -134,6 +134,9 @@ ORDERS = st.builds(
     explain=st.booleans(),
     kv_context=KV_CONTEXTS,
     idle=st.booleans(),
+    chunk_ids=tuples(TEXT),
+    route=TEXT,
+    route_held=NUMBERS,
 )
 FORESTS = st.builds(
     orders.ForestOrder, chunks=tuples(CHUNKS), prefix=PREFIXES, reuse=REUSE, kv_context=KV_CONTEXTS
@@ -169,6 +172,7 @@ USAGE = st.builds(
     reuse=st.none() | st.sampled_from(modes.ReuseMode),
     note=TEXT,
     adapter=TEXT,
+    route=TEXT,
     verdict=st.none() | st.builds(told.ObeyedVerdict, TEXT, st.none() | st.floats(0, 1)),
 )
 FINISHED = st.sampled_from(told.FinishReason)

@@ -213,7 +213,7 @@ class TokenLogprob(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "reused_tokens", "recomputed_tokens", "generated_tokens", "loaded_tokens", "selected_tokens", "picked_tokens", "grouped_tokens", "reuse", "note", "isolated_tokens", "adapter", "verdict", "drafted_tokens", "accepted_tokens", "written_tokens")
+    __slots__ = ("prompt_tokens", "reused_tokens", "recomputed_tokens", "generated_tokens", "loaded_tokens", "selected_tokens", "picked_tokens", "grouped_tokens", "reuse", "note", "isolated_tokens", "adapter", "verdict", "drafted_tokens", "accepted_tokens", "written_tokens", "route")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +230,7 @@ class Usage(_message.Message):
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     reused_tokens: int
     recomputed_tokens: int
@@ -246,7 +247,8 @@ class Usage(_message.Message):
     drafted_tokens: int
     accepted_tokens: int
     written_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., loaded_tokens: _Optional[int] = ..., selected_tokens: _Optional[int] = ..., picked_tokens: _Optional[int] = ..., grouped_tokens: _Optional[int] = ..., reuse: _Optional[str] = ..., note: _Optional[str] = ..., isolated_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., verdict: _Optional[_Union[ObeyedVerdict, _Mapping]] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ...) -> None: ...
+    route: str
+    def __init__(self, prompt_tokens: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., loaded_tokens: _Optional[int] = ..., selected_tokens: _Optional[int] = ..., picked_tokens: _Optional[int] = ..., grouped_tokens: _Optional[int] = ..., reuse: _Optional[str] = ..., note: _Optional[str] = ..., isolated_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., verdict: _Optional[_Union[ObeyedVerdict, _Mapping]] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ..., route: _Optional[str] = ...) -> None: ...
 
 class ObeyedVerdict(_message.Message):
     __slots__ = ("id", "agreement")

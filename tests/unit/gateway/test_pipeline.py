@@ -104,6 +104,7 @@ async def test_retrieved_chunks_reach_the_generator_with_their_ids_in_ranked_ord
             reuse=Reuse(ReuseMode.COMPOSITE),
             kv_context=KvContext.DOCUMENT,
             sampling=SamplingParams(max_tokens=7),
+            chunk_ids=tuple(h.chunk.chunk_id for h in HITS),
         )
     ]
 

@@ -1,0 +1,87 @@
+"""Tells the agent of the node what of the engine's KV is resident, and how busy it is; routers ask there.
+
+What is resident stands in the engine's snapshots: once a period they are compared with what was told before.
+The engine knows nothing of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from services.generator.listening import PERIOD_S
+from shared.engine.stats import EngineStats
+from shared.errors import Unavailable
+from shared.routing.costs import ReplicaLoad, Tier
+from shared.routing.journal import ComparedNames, HeldJournal
+from shared.routing.reports import MOST_HELD, LaneName, plain, plain_load
+
+log = logging.getLogger(__name__)
+
+_KEPT = 0.9
+Notice = dict[str, object]
+_TIERS = {tier.value: tier for tier in (Tier.MEMORY, Tier.DISK, Tier.PEER, Tier.OBJECTS)}
+
+
+class ResidencyTeller:
+    """``stats``: the engine's; ``bytes_per_token``: of its KV. ``send``: brings a notice to the agent and
+    returns whether it follows what was told there before; raises ``Unavailable``. ``epoch``: see
+    ``HeldJournal``."""
+
+    def __init__(
+        self,
+        replica_id: str,
+        epoch: int,
+        stats: Callable[[], EngineStats],
+        bytes_per_token: int,
+        send: Callable[[Notice], Awaitable[bool]],
+    ) -> None:
+        self._journal = HeldJournal(LaneName(replica_id, Tier.RESIDENT), epoch)
+        self._stats, self._bytes_per_token, self._send = stats, bytes_per_token, send
+        self._names = ComparedNames(self._journal)
+        self._whole = True  # what was told last may not have arrived
+        self._request_ms = 0.0
+
+    def answered(self, prefill_s: float) -> None:
+        """A request held the engine up for so long before its first token."""
+        self._request_ms = _KEPT * self._request_ms + (1 - _KEPT) * prefill_s * 1e3
+
+    async def tell(self) -> None:
+        """
+        Raises:
+            Unavailable: the agent does not answer; the next time it is told all.
+        """
+        stats = self._stats()
+        self._names.hold(stats.resident_chunk_ids[-MOST_HELD:])  # where there are more, those used last
+        report = self._journal.tell()
+        if self._whole:
+            report = self._journal.snapshot()
+        self._whole = True
+        beside = self._beside(stats)
+        if not await self._send({"report": plain(report), **beside}):
+            await self._send({"report": plain(self._journal.snapshot()), **beside})
+        self._whole = False
+
+    async def forever(self, period_s: float = PERIOD_S) -> None:
+        """An agent that is away is told again when it is back."""
+        silent = False
+        while True:
+            try:
+                await self.tell()
+                silent = False
+            except Unavailable as error:
+                if not silent:
+                    log.warning("routers do not hear what is resident here: %s", error.detail)
+                silent = True
+            await asyncio.sleep(period_s)
+
+    def _beside(self, stats: EngineStats) -> Mapping[str, object]:
+        """How busy it is and, as far as it has seen any, how fast."""
+        load = ReplicaLoad(stats.waiting * self._request_ms, 0.0, stats.running)
+        rates: dict[str, object] = {}
+        if stats.compute_s is not None:
+            rates["prefill_ms"] = stats.compute_s * 1e3
+        byte_ms = {tier: seconds * 1e3 for tier, seconds in stats.read_s.items() if tier in _TIERS}
+        if byte_ms:
+            rates["link_ms"] = {tier: ms * self._bytes_per_token for tier, ms in byte_ms.items()}
+        return {"load": plain_load(load), "rates": rates}

@@ -1,0 +1,154 @@
+"""Ray Serve's router, with replicas that are none: who is chosen, whose the choice is, what is attached."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID, RequestMetadata
+from ray.serve.request_router import PendingRequest, ReplicaID
+
+from protos.kvquilt.v1 import generation_pb2
+from services.generator.app import HAPROXY, routed
+from services.generator.config import GeneratorConfig
+from services.generator.replica_choice import ReplicaChoice
+from services.generator.routing import ChunkRouter
+from shared.errors import ConfigError
+from shared.routing.costs import Tier, chunk_key
+from shared.routing.reports import HeldChunks, LaneName, plain
+
+DEPLOYMENT = DeploymentID("generator", "generator")
+
+
+@dataclass
+class PretendReplica:
+    """As a router sees one; ``queue_len``: of requests that it has."""
+
+    name: str
+    max_ongoing_requests: int = 4
+    queue_len: int = 0
+    is_cross_language: bool = False
+
+    @property
+    def replica_id(self) -> ReplicaID:
+        return ReplicaID(self.name, DEPLOYMENT)
+
+    @property
+    def node_id(self) -> str:
+        return f"node-{self.name}"
+
+    async def get_queue_len(self, *, deadline_s: float) -> int:
+        await asyncio.sleep(0)  # so that choices are made at once
+        return self.queue_len
+
+
+class LonelyRouter(ChunkRouter):
+    """Outside of Ray there is no session that metrics go to, and there are no agents."""
+
+    def initialize_state(self, **kwargs: Any) -> None:
+        self.follow(ReplicaChoice(), None)
+
+
+def router(*names: str) -> LonelyRouter:
+    made = LonelyRouter(DEPLOYMENT, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
+    made.initialize_state()
+    made.update_replicas([PretendReplica(name) for name in names])
+    return made
+
+
+def holds(made: LonelyRouter, name: str, *chunk_ids: str) -> None:
+    report = HeldChunks(LaneName(name, Tier.RESIDENT), 1, 0, frozenset(map(chunk_key, chunk_ids)))
+    made.choice.heard(f"node-{name}", [{"report": plain(report)}])
+
+
+def asked(*chunk_ids: str, request_id: str = "one", method: str = "Generate") -> PendingRequest:
+    pieces = [generation_pb2.Piece(token_ids=generation_pb2.TokenIds(ids=range(200)))] * len(chunk_ids)
+    request = generation_pb2.GenerateRequest(chunks=pieces, chunk_ids=chunk_ids, explain=True)
+    metadata = RequestMetadata(request_id=request_id, internal_request_id=request_id, call_method=method)
+    return PendingRequest(args=[request], kwargs={}, metadata=metadata)
+
+
+async def sent_to(made: LonelyRouter, *requests: PendingRequest) -> list[str]:
+    """Parallel calls; that they hang is what a wrong router does."""
+    async with asyncio.timeout(20):
+        chosen = await asyncio.gather(*(made._choose_replica_for_request(one) for one in requests))
+    return [replica.replica_id.unique_id for replica in chosen]
+
+
+def test_parallel_calls_of_one_request_each_go_where_their_own_chunks_are() -> None:
+    async def run() -> None:
+        made = router("a", "b", "c")
+        for name in "abc":
+            holds(made, name, f"of {name}")
+        wanted = [name for _ in range(4) for name in "abc"]
+        requests = [asked(f"of {name}") for name in wanted]  # all of one request, as a gateway fans out
+        assert await sent_to(made, *requests) == wanted
+        for name, request in zip(wanted, requests, strict=True):
+            assert request.args[0].route.startswith(f"{name}: it holds what is wanted")
+            assert request.args[0].route_held == 1
+
+    asyncio.run(run())
+
+
+def test_what_is_no_question_goes_to_the_shorter_queue() -> None:
+    async def run() -> None:
+        made = router("a", "b")
+        holds(made, "a", "x")
+        for _ in range(3):
+            made.on_send_request(ReplicaID("a", DEPLOYMENT))
+        made.on_new_queue_len_info(ReplicaID("b", DEPLOYMENT), 0)
+        other = asked("x", method="DescribeModel")
+        assert await sent_to(made, other) == ["b"]
+        assert (other.args[0].route, other.args[0].route_held) == ("", 0)
+
+    asyncio.run(run())
+
+
+def test_a_full_replica_is_passed_over_and_one_that_died_is_chosen_no_more() -> None:
+    async def run() -> None:
+        made = router("a", "b")
+        holds(made, "a", "x")
+        assert await sent_to(made, asked("x")) == ["a"]
+        made.curr_replicas[ReplicaID("a", DEPLOYMENT)].queue_len = 4
+        made.on_new_queue_len_info(ReplicaID("a", DEPLOYMENT), 4)
+        full = asked("x")
+        assert await sent_to(made, full) == ["b"]
+        assert full.args[0].route.startswith("b: first came a")
+        made.on_replica_actor_died(ReplicaID("a", DEPLOYMENT))
+        again = asked("x")
+        assert await sent_to(made, again) == ["b"]
+        assert again.args[0].route_held == 0
+        assert made.choice.nodes == {"node-b"}
+
+    asyncio.run(run())
+
+
+def test_without_a_request_any_replica_will_do() -> None:
+    async def run() -> None:
+        made = router("a", "b")
+        (rank,) = await made.choose_replicas(list(made.curr_replicas.values()), None)
+        assert len(rank) == 2
+
+    asyncio.run(run())
+
+
+def test_by_queue_nothing_is_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HAPROXY, "1")
+    assert routed(GeneratorConfig("m")) == {}
+
+
+def test_by_chunks_a_router_is_attached_that_every_process_can_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(HAPROXY, raising=False)
+    attached = routed(GeneratorConfig("m", routing="chunks"))["request_router_config"]
+    assert attached.get_request_router_class().__name__ == "ChunkRouter"
+    assert attached.request_router_kwargs["listens"] is True
+    alone = routed(GeneratorConfig("m", routing="chunks", kv_store=""))["request_router_config"]
+    assert alone.request_router_kwargs["listens"] is False
+
+
+def test_by_chunks_with_haproxy_is_refused_by_both_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HAPROXY, "1")
+    with pytest.raises(ConfigError, match=r"generator\.routing.*RAY_SERVE_ENABLE_HA_PROXY=1"):
+        routed(GeneratorConfig("m", routing="chunks"))
