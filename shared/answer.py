@@ -58,8 +58,8 @@ class Inquiry:
     stands in front of the chunks; ``explain``: it is told by which scores tokens are computed anew, and where
     they are in the text; ``refusal`` None: the gateway's own; ``preface``: text in front of every question in
     its part of the prompt, by which nothing is searched; ``turns``: what was said between that and the
-    question; ``pasted``: what users pasted into turns and question is the context; ``no_shadow``: the question is not asked again of
-    the reference."""
+    question; ``pasted``: what users pasted into turns and question is the context; ``no_shadow``: the
+    question is not asked again of the reference."""
 
     collection: str
     questions: tuple[str, ...]

@@ -55,8 +55,8 @@ class CitedChunk(ContextChunk):
 
 
 class PastedContext(BaseModel):
-    """What was recognised in messages. ``known``: chunks of documents, ``chained`` of them with what they were
-    computed behind; ``pieces``: of text that no document has; ``characters``: of both."""
+    """What was recognised in messages. ``known``: chunks of documents, ``chained`` of them with what they
+    were computed behind; ``pieces``: of text that no document has; ``characters``: of both."""
 
     known: int
     chained: int

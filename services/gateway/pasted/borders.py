@@ -1,11 +1,11 @@
 """Cuts a text into pieces at borders that its own content makes.
 
 A border depends on what stands within a piece's length of it and on nothing further away: two texts that have
-a passage in common are cut alike within it, from the first border that both have on. An
-empty line is a border wherever the piece in front is long enough, so that documents that are pasted with empty
-lines between them meet at one; nothing is cut shortly in front of it. Otherwise the end of a line or of a
-sentence is, if its surroundings hash to one value in four (content-defined chunking, as of Muthitacharoen et al., 2001), and where nothing ends for
-too long, the place whose surroundings have the least hash.
+a passage in common are cut alike within it, from the first border that both have on. An empty line is a
+border wherever the piece in front is long enough, so that documents that are pasted with empty lines between
+them meet at one; nothing is cut shortly in front of it. Otherwise the end of a line or of a sentence is, if
+its surroundings hash to one value in four (content-defined chunking, as of Muthitacharoen et al., 2001), and
+where nothing ends for too long, the place whose surroundings have the least hash.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chooses what is placed for a pasted chunk: the one whose KV was computed behind text that was pasted too."""
+"""Chooses what is placed for a pasted chunk: one that was computed behind text that was pasted too."""
 
 from __future__ import annotations
 

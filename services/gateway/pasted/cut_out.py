@@ -29,8 +29,8 @@ class CutOut:
 
 
 def cut_out(text: str, known: Sequence[Known], least_chars: int) -> CutOut:
-    """``known``: in order, apart from each other. ``least_chars``: from which on text between them is taken as
-    well. The first and the last paragraph stay if they are shorter: the question is one of them. Something
+    """``known``: in order, apart from each other. ``least_chars``: from which on text between them is taken
+    as well. The first and the last paragraph stay if they are shorter: the question is one of them. Something
     stays always."""
     taken = list(_taken(text, known, least_chars))
     while taken and not _rest(text, taken).strip():

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from services.gateway.pasted.text_hash import Hashes, Places, TextHash
 
 BORDER = 64
 """Characters. A chunk that has fewer is not recognised."""
 
-_MOST_PER_CHARACTER = 16
+_MOST_PER_CHARACTER = 16  # comparisons; a border that is everywhere is looked at last
 _MOST_ALIKE = 8
 
 
@@ -87,7 +89,7 @@ class KnownChunks:
         starts = np.flatnonzero(self._borders[rows] == windows)
         found: list[tuple[Places, Places, Places]] = []
         budget = _MOST_PER_CHARACTER * len(hashed)
-        for border, places in _grouped(windows[starts], starts):
+        for border, places in sorted(_grouped(windows[starts], starts), key=lambda one: len(one[1])):
             low, high = (
                 np.searchsorted(self._borders, border),
                 np.searchsorted(self._borders, border, "right"),
@@ -98,9 +100,8 @@ class KnownChunks:
                 budget -= len(places)
                 of_length = low + np.flatnonzero(self._lengths[low:high] == length)
                 found += self._whole(hashed, places[places + length <= len(hashed)], int(length), of_length)
-        return (
-            tuple(_joined(list(column), np.int64) for column in zip(*found, strict=True)) if found else _NONE
-        )  # type: ignore[return-value]
+        begins, lengths, of_rows = ([one[column] for one in found] for column in range(3))
+        return _joined(begins, np.int64), _joined(lengths, np.int64), _joined(of_rows, np.int64)
 
     def _whole(
         self, hashed: TextHash, places: Places, length: int, rows: Places
@@ -131,9 +132,6 @@ class KnownChunks:
         return tuple((int(self._documents[i]), int(self._chunks[i])) for i in found)
 
 
-_NONE = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
-
-
 def _grouped(keys: Hashes, places: Places) -> Iterator[tuple[np.uint64, Places]]:
     """The places of each key."""
     if not len(keys):
@@ -143,5 +141,5 @@ def _grouped(keys: Hashes, places: Places) -> Iterator[tuple[np.uint64, Places]]
     yield from zip(values, np.split(places[order], firsts[1:]), strict=True)
 
 
-def _joined(columns: list[np.ndarray], dtype: type) -> np.ndarray:  # type: ignore[type-arg]
+def _joined(columns: list[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
     return np.concatenate([np.zeros(0, dtype), *columns])

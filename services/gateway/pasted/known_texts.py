@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.gateway.pasted.known_chunks import DocumentHashes, KnownChunks, hashes_of
-from shared.errors import KvquiltError
+from shared.errors import KvquiltError, NotFound
 from shared.kv_types import Manifest
 from shared.readers import reads_everything
 from shared.request import RequestContext
@@ -25,6 +25,7 @@ from shared.request import RequestContext
 log = logging.getLogger(__name__)
 
 _READING_S = 120.0
+_PAUSE = 20  # of what looking through takes: many documents are looked through less often
 _CIRCLE_BYTES, _DOCUMENT_BYTES = 2000, 400  # names and versions, as Python keeps them
 _EVERYTHING = ("*",)
 
@@ -65,11 +66,12 @@ _Document = tuple[object, DocumentHashes]
 
 @dataclass(slots=True)
 class _Circle:
-    """Of principals who read the same. ``read_s``: when its documents were last looked through."""
+    """Of principals who read the same. ``due_s``: when its documents are to be looked through again; None:
+    they never were."""
 
     documents: dict[DocumentName, _Document] = field(default_factory=dict)
     index: Index = _NOTHING
-    read_s: float | None = None
+    due_s: float | None = None
     reading: asyncio.Task[None] | None = None
 
     @property
@@ -99,10 +101,10 @@ class KnownTexts:
         key = (ctx.tenant, *groups)
         circle = self._circles.setdefault(key, _Circle())
         self._circles.move_to_end(key)
-        due = circle.read_s is None or self._clock() - circle.read_s >= self._refresh_s
+        due = circle.due_s is None or self._clock() >= circle.due_s
         if due and circle.reading is None:
             circle.reading = asyncio.create_task(self._read(ctx.lasting(_READING_S), key, circle))
-        if circle.read_s is None and circle.reading is not None:
+        if circle.due_s is None and circle.reading is not None:
             await asyncio.wait([circle.reading], timeout=min(self._wait_s, ctx.remaining_s))
         return circle.index
 
@@ -121,21 +123,29 @@ class KnownTexts:
         return sum(circle.num_bytes for circle in self._circles.values())
 
     async def _read(self, ctx: RequestContext, key: tuple[str, ...], circle: _Circle) -> None:
+        began, found = self._clock(), dict[DocumentName, _Document]()
         try:
-            documents = await self._documents(ctx, circle.documents)
-            circle.documents, circle.index = documents, await asyncio.to_thread(_indexed, documents)
-            circle.read_s = self._clock()
+            await self._look_through(ctx, circle.documents, found)
         except KvquiltError as error:
-            log.warning("known texts: the documents were not read, and stay as they were known: %s", error)
-            circle.read_s = None if circle.read_s is None else self._clock()
+            log.warning("known texts: some documents were not read, and stay as they were known: %s", error)
+            found = circle.documents | found
+            whole = False
+        else:
+            whole = True
+        try:
+            circle.index = await asyncio.to_thread(_indexed, found)
+            circle.documents = found
+            if found or whole:
+                took_s = self._clock() - began
+                circle.due_s = self._clock() + max(self._refresh_s, _PAUSE * took_s)
         finally:
             circle.reading = None
             self._make_room(key)
 
-    async def _documents(
-        self, ctx: RequestContext, known: dict[DocumentName, _Document]
-    ) -> dict[DocumentName, _Document]:
-        found: dict[DocumentName, _Document] = {}
+    async def _look_through(
+        self, ctx: RequestContext, known: dict[DocumentName, _Document], found: dict[DocumentName, _Document]
+    ) -> None:
+        """Fills ``found``. What did not change is not fetched, if anything is known."""
         room = self._most_bytes - _CIRCLE_BYTES
         async for manifest in self._source.list_manifests(ctx, summary=bool(known)):
             name, version = DocumentName(manifest.collection, manifest.document_id), _version(manifest)
@@ -145,16 +155,15 @@ class KnownTexts:
                 if known:
                     try:
                         whole = await self._source.get_manifest(ctx, name.collection, name.document_id)
-                    except KvquiltError:
-                        continue  # gone meanwhile
+                    except NotFound:
+                        continue
                 texts = [chunk.text for chunk in whole.chunks]
                 document = (version, await asyncio.to_thread(hashes_of, texts))
             room -= _bytes_of(document[1])
             if room < 0:
                 log.warning("known texts: gateway.pasted.known_bytes is too little for all of %r", ctx.tenant)
-                break
+                return
             found[name] = document
-        return found
 
     def _make_room(self, kept: tuple[str, ...]) -> None:
         for key in list(self._circles):

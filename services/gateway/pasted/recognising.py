@@ -73,8 +73,8 @@ class Recognising:
     def _check(self, inquiry: Inquiry) -> None:
         if not self._config.enabled:
             raise InvalidRequest(
-                "collection: name the collection to ask, or hand documents over; pasted text is not looked for "
-                "(gateway.pasted.enabled)"
+                "collection: name the collection to ask, or hand documents over; pasted text is not looked "
+                "for (gateway.pasted.enabled)"
             )
         beside = {
             "collection": inquiry.collection,
