@@ -108,8 +108,8 @@ async def _ask(client: openai.AsyncOpenAI, model: str, message: str) -> Asked:
         raise FailedPrecondition(f"over HTTP: {error.message}") from error
     if not ttft_s or usage is None:
         raise FailedPrecondition("over HTTP: the answer has no text")
-    written: int = usage.prompt_tokens_details.model_extra["cache_write_tokens"]
-    return Asked(ttft_s, usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens or 0, written)
+    told = usage.model_dump()["prompt_tokens_details"]
+    return Asked(ttft_s, usage.prompt_tokens, told["cached_tokens"], told["cache_write_tokens"])
 
 
 if __name__ == "__main__":

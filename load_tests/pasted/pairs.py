@@ -48,7 +48,7 @@ def message(documents: Sequence[str], question: str) -> str:
 
 def findings(pairs: Sequence[Pair]) -> Iterator[Measurement]:
     """Times of the second time beside those of the first one, the median of the pairs' ratios with its 95 %
-    interval, and the share of the prompt that was there."""
+    interval, and the shares of the prompt that were there and that are kept from now on."""
     first, again = (
         [one.ttft_s * MS for one in ones] for ones in zip(*((p.first, p.again) for p in pairs), strict=True)
     )
@@ -58,5 +58,6 @@ def findings(pairs: Sequence[Pair]) -> Iterator[Measurement]:
         "ttft_again_over_first", ratio.value, "× first", min=ratio.low, max=ratio.high, n=len(pairs)
     )
     for name, asked in (("first", [p.first for p in pairs]), ("again", [p.again for p in pairs])):
-        shares = [100 * one.cached_tokens / one.prompt_tokens for one in asked]
-        yield measured(f"cached_{name}", shares, "%")
+        for what, field in (("cached", "cached_tokens"), ("written", "written_tokens")):
+            shares = [100 * getattr(one, field) / one.prompt_tokens for one in asked]
+            yield measured(f"{what}_{name}", shares, "%")
