@@ -26,7 +26,7 @@ from cluster.models.names import SMOLLM2
 from cluster.models.resolution import resolve_model
 from load_tests.benchmark import at_least, exit_code, json_option, new_parser, option, printed, say
 from load_tests.pasted.documents import prose
-from load_tests.pasted.pairs import Asked, Pair, ask_twice, findings
+from load_tests.pasted.pairs import AskedOnce, AskedTwice, ask_twice, findings
 from load_tests.service.demo_cluster import demo_cluster
 from load_tests.service.http_load import http_client
 from shared.errors import ConfigError, FailedPrecondition
@@ -64,7 +64,7 @@ def _measure(args: argparse.Namespace) -> None:
         write_report(args.json, measurements)
 
 
-async def _pairs(args: argparse.Namespace, prompts: PromptTokenizer, address: str) -> list[Pair]:
+async def _pairs(args: argparse.Namespace, prompts: PromptTokenizer, address: str) -> list[AskedTwice]:
     def documents(number: int) -> list[str]:
         return [
             prose(f"{number}/{i}", args.tokens, lambda text: len(prompts.encode(text)))
@@ -74,7 +74,7 @@ async def _pairs(args: argparse.Namespace, prompts: PromptTokenizer, address: st
     async with http_client(address) as client:
         model = (await client.models.list()).data[0].id
 
-        async def ask(message: str) -> Asked:
+        async def ask(message: str) -> AskedOnce:
             return await _ask(client, f"{model}:{args.mode}", message)
 
         say(f"{WARM_UP} pair that does not count, then {args.pairs} pairs")
@@ -85,7 +85,7 @@ async def _pairs(args: argparse.Namespace, prompts: PromptTokenizer, address: st
     return pairs[WARM_UP:]
 
 
-async def _ask(client: openai.AsyncOpenAI, model: str, message: str) -> Asked:
+async def _ask(client: openai.AsyncOpenAI, model: str, message: str) -> AskedOnce:
     """
     Raises:
         FailedPrecondition: it was refused, or nothing came.
@@ -109,7 +109,7 @@ async def _ask(client: openai.AsyncOpenAI, model: str, message: str) -> Asked:
     if not ttft_s or usage is None:
         raise FailedPrecondition("over HTTP: the answer has no text")
     told = usage.model_dump()["prompt_tokens_details"]
-    return Asked(ttft_s, usage.prompt_tokens, told["cached_tokens"], told["cache_write_tokens"])
+    return AskedOnce(ttft_s, usage.prompt_tokens, told["cached_tokens"], told["cache_write_tokens"])
 
 
 if __name__ == "__main__":

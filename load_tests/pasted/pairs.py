@@ -13,7 +13,7 @@ MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedOnce:
     """``ttft_s``: from the question to the first text of the answer, by the caller's clock."""
 
     ttft_s: float
@@ -22,31 +22,31 @@ class Asked:
     written_tokens: int
 
 
-Ask = Callable[[str], Awaitable[Asked]]
+Ask = Callable[[str], Awaitable[AskedOnce]]
 """Of a whole message."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    first: Asked
-    again: Asked
+class AskedTwice:
+    first: AskedOnce
+    again: AskedOnce
 
 
-async def ask_twice(ask: Ask, documents: Sequence[str], question: str, seed: int) -> Pair:
+async def ask_twice(ask: Ask, documents: Sequence[str], question: str, seed: int) -> AskedTwice:
     """The second time in an order in which no document comes where it was."""
     order = list(range(len(documents)))
     draw = random.Random(seed)
     while any(i == place for place, i in enumerate(order)):
         draw.shuffle(order)
     first = await ask(message(documents, question))
-    return Pair(first, await ask(message([documents[i] for i in order], question)))
+    return AskedTwice(first, await ask(message([documents[i] for i in order], question)))
 
 
 def message(documents: Sequence[str], question: str) -> str:
     return "\n\n".join([*documents, question])
 
 
-def findings(pairs: Sequence[Pair]) -> Iterator[Measurement]:
+def findings(pairs: Sequence[AskedTwice]) -> Iterator[Measurement]:
     """Times of the second time beside those of the first one, the median of the pairs' ratios with its 95 %
     interval, and the shares of the prompt that were there and that are kept from now on."""
     first, again = (

@@ -15,7 +15,7 @@ _MOST_LINES = 256  # of headers that are looked for in one message
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PastedChunk:
     """A chunk by its place in a document that says what was pasted."""
 
     manifest: Manifest
@@ -56,7 +56,7 @@ class Candidate:
         )
 
 
-class Chooser:
+class ChainChooser:
     """Of one message after the other, in the order in which they were said. Linear in what was said."""
 
     def __init__(self, model: ModelDescription) -> None:
@@ -72,7 +72,7 @@ class Chooser:
         self._said.append(text)
         self._ends.clear()
 
-    def choose(self, candidates: Sequence[Candidate], end: int) -> SearchHit | None:
+    def choose(self, candidates: Sequence[PastedChunk], end: int) -> SearchHit | None:
         """None: none of them was made for the model that is served. ``end``: of what says it, in the
         message."""
         served = self._model.made_for
@@ -87,7 +87,7 @@ class Chooser:
             return max(behind_pasted, key=lambda one: bool(one.chunk.parent_id)).hit(chained=True)
         return fitting[0].hit(chained=False) if fitting else None
 
-    def _is_behind_pasted(self, one: Candidate, end: int) -> bool:
+    def _is_behind_pasted(self, one: PastedChunk, end: int) -> bool:
         chunk = one.chunk
         if not chunk.parent_id or chunk.parent_id in self._pasted:
             return True

@@ -12,7 +12,7 @@ _EMPTY_LINE = re.compile(r"\n[^\S\n]*\n\s*")
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownPart:
     """A part of a message that is the chunk ``chunk``, by its place in a list of them."""
 
     begin: int
@@ -28,7 +28,7 @@ class CutOut:
     rest: str
 
 
-def cut_out(text: str, known: Sequence[Known], least_chars: int) -> CutOut:
+def cut_out(text: str, known: Sequence[KnownPart], least_chars: int) -> CutOut:
     """``known``: in order, apart from each other. ``least_chars``: from which on text between them is taken
     as well. The first and the last paragraph stay if they are shorter: the question is one of them. Something
     stays always."""
@@ -41,14 +41,16 @@ def cut_out(text: str, known: Sequence[Known], least_chars: int) -> CutOut:
     return CutOut(tuple(chunks), _rest(text, taken))
 
 
-def _taken(text: str, known: Sequence[Known], least_chars: int) -> Iterator[Known]:
+def _taken(text: str, known: Sequence[KnownPart], least_chars: int) -> Iterator[KnownPart]:
     begin, free = 0, _between_questions(text, least_chars)
-    for part in (*known, Known(len(text), len(text), -1)):
+    for part in (*known, KnownPart(len(text), len(text), -1)):
         low, high = max(begin, free.start), min(part.begin, free.stop)
         unknown = text[low:high]
         if len(unknown.strip()) >= least_chars:
             yield from (
-                Known(low + one, low + end, -1) for one, end in pieces(unknown) if unknown[one:end].strip()
+                KnownPart(low + one, low + end, -1)
+                for one, end in pieces(unknown)
+                if unknown[one:end].strip()
             )
         if part.chunk >= 0:
             yield part
@@ -71,7 +73,7 @@ def _between_questions(text: str, least_chars: int) -> range:
     return range(low, high) if low != begin or high != end else range(0)
 
 
-def _rest(text: str, taken: Sequence[Known]) -> str:
+def _rest(text: str, taken: Sequence[KnownPart]) -> str:
     """What stands between them; an empty line stands for each."""
     begins, ends = [0, *(part.end for part in taken)], [*(part.begin for part in taken), len(text)]
     between = (text[begin:end].strip() for begin, end in zip(begins, ends, strict=True))

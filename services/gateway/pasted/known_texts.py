@@ -52,14 +52,14 @@ class DocumentName:
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class KnownIndex:
     """``names``: of the documents, by the numbers that ``chunks`` has."""
 
     names: tuple[DocumentName, ...]
     chunks: KnownChunks
 
 
-_NOTHING = Index((), KnownChunks(()))
+_NOTHING = KnownIndex((), KnownChunks(()))
 _Document = tuple[object, DocumentHashes]
 """By what it is seen that it changed, and its hashes."""
 
@@ -70,7 +70,7 @@ class _Circle:
     they never were."""
 
     documents: dict[DocumentName, _Document] = field(default_factory=dict)
-    index: Index = _NOTHING
+    index: KnownIndex = _NOTHING
     due_s: float | None = None
     reading: asyncio.Task[None] | None = None
 
@@ -94,7 +94,7 @@ class KnownTexts:
         self._refresh_s, self._wait_s, self._clock = refresh_s, wait_s, clock
         self._circles: OrderedDict[tuple[str, ...], _Circle] = OrderedDict()
 
-    async def of(self, ctx: RequestContext) -> Index:
+    async def of(self, ctx: RequestContext) -> KnownIndex:
         """Of what the caller may read: as of lately, or empty if the store takes too long to tell."""
         who = ctx.principal
         groups = _EVERYTHING if reads_everything(who) else sorted(who.groups)
@@ -182,6 +182,6 @@ def _version(manifest: Manifest) -> object:
     return manifest.source_hash, manifest.created_s, manifest.readers, manifest.sections
 
 
-def _indexed(documents: dict[DocumentName, _Document]) -> Index:
+def _indexed(documents: dict[DocumentName, _Document]) -> KnownIndex:
     hashes: Sequence[DocumentHashes] = [one for _, one in documents.values()]
-    return Index(tuple(documents), KnownChunks(hashes))
+    return KnownIndex(tuple(documents), KnownChunks(hashes))

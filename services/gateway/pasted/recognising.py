@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from services.gateway.config import PastedConfig
-from services.gateway.pasted.chosen import Candidate, Chooser
-from services.gateway.pasted.cut_out import CutOut, Known, cut_out
+from services.gateway.pasted.chosen import ChainChooser, PastedChunk
+from services.gateway.pasted.cut_out import CutOut, KnownPart, cut_out
 from services.gateway.pasted.known_chunks import Likely
-from services.gateway.pasted.known_texts import DocumentSource, Index, KnownTexts
+from services.gateway.pasted.known_texts import DocumentSource, KnownIndex, KnownTexts
 from shared.answer import Inquiry, RetrievalOptions
 from shared.earlier_turns import Speaker
 from shared.errors import InvalidRequest, KvquiltError
@@ -29,7 +29,7 @@ class Describing(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Recognised:
+class RecognisedText:
     """``inquiry``: what is left of it. ``hits``: the context, in the order in which it was said."""
 
     inquiry: Inquiry
@@ -48,7 +48,7 @@ class Recognising:
         )
         self._one_at_a_time = asyncio.Lock()  # messages may be long: no more than one in memory as hashes
 
-    async def recognise(self, ctx: RequestContext, inquiry: Inquiry, model: Describing) -> Recognised:
+    async def recognise(self, ctx: RequestContext, inquiry: Inquiry, model: Describing) -> RecognisedText:
         """Of the question, and of what users said in earlier turns.
 
         Raises:
@@ -56,7 +56,7 @@ class Recognising:
         """
         self._check(inquiry)
         index = await self._known.of(ctx) if self._known is not None else None
-        chooser = Chooser(await model.describe(ctx))
+        chooser = ChainChooser(await model.describe(ctx))
         hits: list[SearchHit] = []
         turns = list(inquiry.turns)
         for i, turn in enumerate(turns):
@@ -68,7 +68,7 @@ class Recognising:
                 "collection: name the collection to ask, or hand documents over; in what was said there is "
                 f"neither known text nor text of {self._config.least_chars} characters beside a question"
             )
-        return Recognised(replace(inquiry, questions=(question,), turns=tuple(turns)), tuple(hits))
+        return RecognisedText(replace(inquiry, questions=(question,), turns=tuple(turns)), tuple(hits))
 
     def _check(self, inquiry: Inquiry) -> None:
         if not self._config.enabled:
@@ -89,7 +89,12 @@ class Recognising:
             raise InvalidRequest(f"questions: with pasted there is one, got {len(inquiry.questions)}")
 
     async def _cut(
-        self, ctx: RequestContext, text: str, index: Index | None, chooser: Chooser, hits: list[SearchHit]
+        self,
+        ctx: RequestContext,
+        text: str,
+        index: KnownIndex | None,
+        chooser: ChainChooser,
+        hits: list[SearchHit],
     ) -> str:
         """What stays of ``text``; what goes becomes ``hits``."""
         chooser.hears(text)
@@ -103,7 +108,7 @@ class Recognising:
         return cut.rest
 
     async def _manifests(
-        self, ctx: RequestContext, index: Index, likely: Sequence[Likely]
+        self, ctx: RequestContext, index: KnownIndex, likely: Sequence[Likely]
     ) -> dict[int, Manifest]:
         """By the documents' numbers: as they are now, as far as the caller may read them."""
         assert self._source is not None
@@ -123,20 +128,20 @@ class Recognising:
 
 
 def _verified(
-    text: str, likely: Sequence[Likely], manifests: dict[int, Manifest], chooser: Chooser
-) -> tuple[list[Known], list[SearchHit]]:
-    known: list[Known] = []
+    text: str, likely: Sequence[Likely], manifests: dict[int, Manifest], chooser: ChainChooser
+) -> tuple[list[KnownPart], list[SearchHit]]:
+    known: list[KnownPart] = []
     found: list[SearchHit] = []
     for one in likely:
         pasted = text[one.begin : one.end]
         candidates = [
             candidate
             for document, number in one.alike
-            if document in manifests and (candidate := Candidate(manifests[document], number)).says(pasted)
+            if document in manifests and (candidate := PastedChunk(manifests[document], number)).says(pasted)
         ]
         hit = chooser.choose(candidates, one.end) if candidates else None
         if hit is not None:
-            known.append(Known(one.begin, one.end, len(found)))
+            known.append(KnownPart(one.begin, one.end, len(found)))
             found.append(hit)
     return known, found
 

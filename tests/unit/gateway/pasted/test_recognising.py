@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from services.gateway.config import GatewayConfig, PastedConfig
-from services.gateway.pasted.recognising import Recognised, Recognising
+from services.gateway.pasted.recognising import RecognisedText, Recognising
 from services.gateway.pipeline import Pipeline
 from services.gateway.prefetch import Prefetching
 from shared.answer import AnswerEvent, HandedDocument, Inquiry, Refusal, RetrievalOptions, Retrieved
@@ -46,13 +46,13 @@ def context(tenant: str = "default", *groups: str) -> RequestContext:
 
 async def recognised(
     inquiry: Inquiry, *manifests: Manifest, ctx: RequestContext | None = None, **settings: object
-) -> Recognised:
+) -> RecognisedText:
     config = PastedConfig(**settings)  # type: ignore[arg-type]
     recognising = Recognising(config, FakeDocuments(list(manifests)))
     return await recognising.recognise(ctx or context(), inquiry, FakeGenerator({}))
 
 
-def pieces(found: Recognised) -> list[Piece]:
+def pieces(found: RecognisedText) -> list[Piece]:
     return [hit.chunk.piece for hit in found.hits]
 
 
