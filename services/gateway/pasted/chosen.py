@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.gateway.pasted.known_chunks import BORDER
 from shared.generation.described import ModelDescription
 from shared.kv_types import Manifest, ManifestChunk, header_text
 from shared.readers import SECTION_SEPARATOR
@@ -20,6 +21,22 @@ class PastedChunk:
 
     manifest: Manifest
     number: int
+
+    @property
+    def parent(self) -> PastedChunk | None:
+        """The chunk in front of it, if that is what it was computed behind."""
+        before = PastedChunk(self.manifest, self.number - 1) if self.number else None
+        return before if before is not None and before.chunk.chunk_id == self.chunk.parent_id else None
+
+    @property
+    def is_short(self) -> bool:
+        return len(self.chunk.text.strip()) < BORDER
+
+    @property
+    def header_lines(self) -> list[str]:
+        """Of its block, whose first chunk it is: the title, and each heading."""
+        lines = header_text(self.manifest.title, self.chunk.heading).split("\n")
+        return [heading for line in lines for heading in line.split(SECTION_SEPARATOR)]
 
     def says(self, text: str) -> bool:
         """Character by character; white space around it does not count."""
@@ -82,20 +99,28 @@ class ChainChooser:
             for one in fitting
             if not one.manifest.made_for.stored_apart_from(served) and self._is_behind_pasted(one, end)
         ]
-        self._pasted.update(one.chunk.chunk_id for one in behind_pasted)
-        if behind_pasted:
-            return max(behind_pasted, key=lambda one: bool(one.chunk.parent_id)).hit(chained=True)
+        fresh = {one.chunk.chunk_id for one in behind_pasted} - self._pasted
+        self._pasted |= fresh
+        if behind_pasted:  # of a document that says something twice, one after the other
+            best = max(
+                behind_pasted, key=lambda one: (bool(one.chunk.parent_id), one.chunk.chunk_id in fresh)
+            )
+            return best.hit(chained=True)
         return fitting[0].hit(chained=False) if fitting else None
 
     def _is_behind_pasted(self, one: PastedChunk, end: int) -> bool:
-        chunk = one.chunk
-        if not chunk.parent_id or chunk.parent_id in self._pasted:
-            return True
-        if not chunk.header_ids:
-            return False
-        header = header_text(one.manifest.title, chunk.heading)
-        lines = [line for part in header.split("\n") for line in part.split(SECTION_SEPARATOR)]
-        return all(self._end_of(line) <= end for line in lines)
+        """Chunks in front of it that are too short to be recognised are looked for by their text alone."""
+        at: PastedChunk | None = one
+        while at is not None:
+            chunk = at.chunk
+            if not chunk.parent_id or chunk.parent_id in self._pasted:
+                return True
+            if chunk.header_ids:
+                return all(self._end_of(line) <= end for line in at.header_lines)
+            at = at.parent
+            if at is not None and not (at.is_short and self._end_of(at.chunk.text.strip()) <= end):
+                return False
+        return False
 
     def _end_of(self, line: str) -> float:
         """Where it first ends in this message; 0: an earlier one has it, infinite: none has."""

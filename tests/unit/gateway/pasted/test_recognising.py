@@ -10,19 +10,24 @@ from dataclasses import replace
 import pytest
 
 from services.gateway.config import GatewayConfig, PastedConfig
+from services.gateway.pasted.known_chunks import BORDER
 from services.gateway.pasted.recognising import RecognisedText, Recognising
 from services.gateway.pipeline import Pipeline
 from services.gateway.prefetch import Prefetching
+from services.ingestion.chains import identified
+from services.ingestion.chunker import Chunker
+from services.ingestion.formats.parse import parse
 from shared.answer import AnswerEvent, HandedDocument, Inquiry, Refusal, RetrievalOptions, Retrieved
+from shared.documents import SourceDocument
 from shared.earlier_turns import EarlierTurn, Speaker
 from shared.errors import InvalidRequest
 from shared.generation.orders import GenerationOrder
 from shared.generation.pieces import Conditioned, Piece, Tokenized
-from shared.kv_types import Manifest
+from shared.kv_types import KvContext, Manifest
 from shared.principals.principal import Principal, Role
 from shared.request import RequestContext
 from shared.wire.answer import INQUIRY
-from tests.unit.gateway.fakes import FakeFetcher, FakeGenerator, FakeRetriever
+from tests.unit.gateway.fakes import FINGERPRINT, FakeFetcher, FakeGenerator, FakeRetriever
 from tests.unit.gateway.pasted.documents import FakeDocuments, document, ids_of
 
 TITLE = "Chronicle of Tambach"
@@ -31,6 +36,11 @@ TWO = "It carries the road to the mill, and since 1921 the tram as well; 12 lamp
 OTHER = "The market of Tambach is held on Fridays, between the church and the old bridge of the town."
 LONG = " ".join(f"In the year {1500 + i} the mayor counted {i * 7} sheep." for i in range(80))
 WHO = "Who built the bridge?"
+
+
+class CharacterEncoder:
+    def encode_chunk(self, text: str) -> tuple[int, ...]:
+        return ids_of(text)
 
 
 def asked(question: str, *turns: EarlierTurn) -> Inquiry:
@@ -90,6 +100,21 @@ async def test_of_several_chains_the_one_that_was_pasted_is_chosen() -> None:
     assert [hit.chunk.parent_id for hit in found.hits] == ["", behind_other.chunks[0].chunk_id]
     alone = await recognised(asked(f"{TWO}\n{WHO}"), behind_one, behind_other)
     assert pieces(alone) == [Tokenized(ids_of(TWO), TWO)]
+
+
+async def test_a_document_as_ingestion_cuts_it_is_recognised_whole_but_for_short_chunks() -> None:
+    source = f"# {TITLE}\n\n{ONE}\n\n## Mill\n\n" + f"{TWO}\n" * 2 + f"\n## Market\n\nNone.\n\n{OTHER}"
+    parsed = parse(SourceDocument("town.md", source.encode()))
+    chunker = Chunker(CharacterEncoder(), 100, KvContext.DOCUMENT, 4000)
+    chunks = identified(("default", FINGERPRINT, ()), chunker.split(parsed))
+    assert any(len(chunk.text.strip()) < BORDER for chunk in chunks)
+    manifest = replace(document("town.md", []), title=parsed.title, chunks=chunks)
+    found = await recognised(asked(f"{source}\n\n{WHO}"), manifest)
+    known = [chunk for chunk in chunks if len(chunk.text.strip()) >= BORDER]
+    assert len(known) > 3
+    assert [hit.chunk.chunk_id for hit in found.hits] == [chunk.chunk_id for chunk in known]
+    without = await recognised(asked(source.replace("None.", "Some.") + f"\n\n{WHO}"), manifest)
+    assert [hit.chunk.chunk_id for hit in without.hits] != [hit.chunk.chunk_id for hit in found.hits]
 
 
 async def test_what_one_pasted_earlier_in_the_conversation_is_recognised_too() -> None:
