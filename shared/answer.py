@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from shared.earlier_turns import EarlierTurn
 from shared.generation.asked import Decoding, SamplingParams
 from shared.generation.orders import Reuse
 from shared.generation.told import (
@@ -56,8 +57,9 @@ class Inquiry:
     """One or more questions over one context: of a collection, or ``documents``. ``without_prefix``: nothing
     stands in front of the chunks; ``explain``: it is told by which scores tokens are computed anew, and where
     they are in the text; ``refusal`` None: the gateway's own; ``preface``: text in front of every question in
-    its part of the prompt, by which nothing is searched; ``no_shadow``: the question is not asked again of
-    the reference."""
+    its part of the prompt, by which nothing is searched; ``turns``: what was said between that and the
+    question; ``pasted``: what users pasted into turns and question is the context; ``no_shadow``: the
+    question is not asked again of the reference."""
 
     collection: str
     questions: tuple[str, ...]
@@ -71,6 +73,8 @@ class Inquiry:
     preface: str = ""
     no_shadow: bool = False
     documents: tuple[HandedDocument, ...] = ()
+    pasted: bool = False
+    turns: tuple[EarlierTurn, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

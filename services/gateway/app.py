@@ -16,6 +16,7 @@ from services.gateway.http.routes import http_app
 from services.gateway.in_turns import InTurns
 from services.gateway.kept.kept import kept_by
 from services.gateway.metering import Metered, ServicesHealth
+from services.gateway.pasted.recognising import Recognising
 from services.gateway.pipeline import Pipeline
 from services.gateway.prefetch import Prefetching
 from services.gateway.reference import Reference
@@ -67,6 +68,7 @@ class Gateway(GatewayHandlers):
             Prefetching(fetcher),
             feedback,
             shadow,
+            recognising=Recognising(config.pasted, fetcher),
         )
         health = {name: ServiceClient(transport) for name, transport in transports.items()}
         loop = asyncio.get_running_loop()

@@ -60,6 +60,29 @@ class HttpConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PastedConfig:
+    """Text in messages that becomes their context, where neither a collection nor documents are named.
+
+    enabled: whether it is looked for.
+    least_chars: from which on text that no document has is prefilled once and kept for the tenant.
+    known_bytes: of hashes of ingested documents that a replica keeps, over all tenants.
+    refresh_s: seconds after which it is looked which documents there are now.
+    wait_s: how long the first question may wait until the documents are known.
+    """
+
+    enabled: bool = True
+    least_chars: int = 1024
+    known_bytes: int = 64 << 20
+    refresh_s: float = 30.0
+    wait_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_least(self, 64, "least_chars")
+        check_least(self, 0, "known_bytes")
+        check_above_zero(self, "refresh_s", "wait_s")
+
+
+@dataclass(frozen=True, slots=True)
 class FeedbackConfig:
     """
     directory: where ratings are kept, a file for each tenant; empty: they are refused. Filled in from
@@ -121,6 +144,7 @@ class GatewayConfig:
     reuse: where the request names none.
     refusal: of questions that the documents hold too little evidence for.
     http: of the requests of OpenAI's clients (docs/http.md).
+    pasted: text in messages that becomes their context (docs/pasted-text.md).
     feedback: what users say of answers (docs/gate.md).
     shadow: whether answers by the model's verdict still agree with the reference's (docs/gate.md).
     rrf_constant: of reciprocal-rank fusion of several questions' rankings; larger values weigh the top of
@@ -145,6 +169,7 @@ class GatewayConfig:
     reuse: AskedMode = ReuseMode.REORDERED
     refusal: RefusalConfig = field(default_factory=RefusalConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
+    pasted: PastedConfig = field(default_factory=PastedConfig)
     feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
     shadow: ShadowConfig = field(default_factory=ShadowConfig)
     rrf_constant: int = 60

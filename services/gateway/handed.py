@@ -11,11 +11,14 @@ from shared.search import IndexedChunk, SearchHit, SearchMode
 
 
 def check_source(inquiry: Inquiry) -> None:
-    """
+    """Of what is pasted it is seen later.
+
     Raises:
         InvalidRequest: neither a collection nor documents are given; a document is empty, or something is
             asked that is for searches alone.
     """
+    if inquiry.pasted:
+        return
     if not inquiry.documents:
         if not inquiry.collection:
             raise InvalidRequest("collection: is empty; name the collection to ask, or hand documents over")

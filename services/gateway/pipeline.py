@@ -28,6 +28,7 @@ from services.gateway.feedback import FeedbackKeeper, GivenAnswer
 from services.gateway.fusion import fuse
 from services.gateway.handed import check_source, handed
 from services.gateway.made_for import check_served, under_others
+from services.gateway.pasted.recognising import Recognising
 from services.gateway.ports import GeneratorPort, Retriever
 from services.gateway.prefetch import Prefetching
 from services.gateway.reference import AnsweredOrder
@@ -35,6 +36,7 @@ from services.gateway.refusal import refusals, renumbered
 from services.gateway.regeneration import generate_with_retry
 from services.gateway.shadow import Shadow
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Inquiry, Retrieved
+from shared.earlier_turns import preface_of
 from shared.errors import InvalidRequest, NotFound
 from shared.generation.described import ModelDescription
 from shared.generation.orders import AskedMode, GenerationOrder, may_reuse
@@ -53,7 +55,7 @@ from shared.generation.told import (
 )
 from shared.patience import patiently
 from shared.request import RequestContext
-from shared.search import common_kv_context
+from shared.search import SearchMode, common_kv_context
 from shared.tracing.spans import StageSpan, span, traced_stream
 
 
@@ -79,7 +81,9 @@ class Pipeline:
         feedback: FeedbackKeeper | None = None,
         shadow: Shadow | None = None,
         clock: Callable[[], float] = time.monotonic,
+        recognising: Recognising | None = None,
     ) -> None:
+        """``recognising`` None: pasted text is cut, and no document is known."""
         self._retriever = retriever
         self._generator = generator
         self._config = config
@@ -87,6 +91,7 @@ class Pipeline:
         self._feedback = feedback
         self._shadow = shadow
         self._clock = clock
+        self._recognising = recognising or Recognising(config.pasted, None)
 
     def answer(self, ctx: RequestContext, inquiry: Inquiry) -> AsyncGenerator[AnswerEvent, None]:
         """
@@ -108,7 +113,7 @@ class Pipeline:
         arrived = self._clock()
         self._check(inquiry)
         trace.asks(inquiry)
-        found = await self._retrieve(ctx, inquiry)
+        inquiry, found = await self._retrieve(ctx, inquiry)
         retrieved = found.retrieved
         yield retrieved
         for i in found.refused:
@@ -151,8 +156,8 @@ class Pipeline:
         self, ctx: RequestContext, inquiry: Inquiry, retrieved: Retrieved, said: dict[int, str], usage: Usage
     ) -> None:
         """So that the answer can be rated, and compared; of several samples the one that was whole first. Not
-        of documents that were handed over: nobody knows them later."""
-        if inquiry.documents:
+        of documents that were handed over, or pasted: nobody knows them later."""
+        if inquiry.documents or inquiry.pasted:
             return
         if self._feedback is not None:
             texts = tuple(said.get(i, "") for i in range(len(inquiry.questions)))
@@ -187,9 +192,28 @@ class Pipeline:
         if inquiry.retrieval.k > self._config.max_k:
             raise InvalidRequest(f"retrieval.k: at most {self._config.max_k}, got {inquiry.retrieval.k}")
 
-    async def _retrieve(self, ctx: RequestContext, inquiry: Inquiry) -> _Found:
+    async def _retrieve(self, ctx: RequestContext, inquiry: Inquiry) -> tuple[Inquiry, _Found]:
+        """Also what is asked: without what was pasted."""
+        if inquiry.pasted:
+            return await self._recognise(ctx, inquiry)
         if inquiry.documents:
-            return _Found(handed(inquiry.documents), {}, 0.0, may_reuse(self._mode(inquiry)))
+            return inquiry, _Found(handed(inquiry.documents), {}, 0.0, may_reuse(self._mode(inquiry)))
+        return inquiry, await self._find(ctx, inquiry)
+
+    async def _recognise(self, ctx: RequestContext, inquiry: Inquiry) -> tuple[Inquiry, _Found]:
+        began, reuses = self._clock(), may_reuse(self._mode(inquiry))
+        recognised = await patiently(
+            ctx,
+            "recognising what was pasted",
+            lambda: self._recognising.recognise(ctx, inquiry, self._generator),
+        )
+        stored = [hit.chunk.chunk_id for hit in recognised.hits if hit.chunk.chunk_id]
+        if stored and reuses and not inquiry.without_prefix:
+            self._prefetching.begin(ctx, stored)
+        retrieved = Retrieved(recognised.hits, SearchMode.AUTO)
+        return recognised.inquiry, _Found(retrieved, {}, self._since(began), reuses)
+
+    async def _find(self, ctx: RequestContext, inquiry: Inquiry) -> _Found:
         began = self._clock()
 
         async def search() -> _Found:
@@ -247,7 +271,8 @@ class Pipeline:
                 yield renumbered(event, asked)
 
     def _order(self, inquiry: Inquiry, retrieved: Retrieved, questions: tuple[str, ...]) -> GenerationOrder:
-        preface = f"{inquiry.preface}\n\n" if inquiry.preface else ""
+        told = preface_of(inquiry.turns, [inquiry.preface] if inquiry.preface else ())
+        preface = f"{told}\n\n" if told else ""
         return GenerationOrder(
             chunks=tuple(hit.chunk.piece for hit in retrieved.hits),
             questions=tuple(f"{preface}{question}" for question in questions),

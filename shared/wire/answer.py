@@ -16,9 +16,10 @@ from shared.answer import (
     RetrievalOptions,
     Retrieved,
 )
+from shared.earlier_turns import EarlierTurn, Speaker
 from shared.wire.asked import DECODING, reuse_of, reuse_to_pb
-from shared.wire.enums import FINISH_REASONS, REFUSALS, SEARCH_MODES
-from shared.wire.message import MessageWire, OneOfWire
+from shared.wire.enums import FINISH_REASONS, REFUSALS, SEARCH_MODES, NameWire
+from shared.wire.message import Conversion, MessageWire, OneOfWire
 from shared.wire.retrieval import FILTER, HIT
 from shared.wire.told import EVENTS, USAGE
 
@@ -31,6 +32,11 @@ ANSWERED: OneOfWire[AnswerEvent, rag_pb2.AnswerEvent] = OneOfWire(
     usage=MessageWire(AnswerUsage, rag_pb2.AnswerUsage, usage=USAGE),
     done=MessageWire(AnswerDone, rag_pb2.AnswerDone),
 )
+
+
+_SPEAKERS = NameWire(Speaker)
+_SPEAKER = Conversion(_SPEAKERS.to_pb, lambda name: _SPEAKERS.of(name, "turns.speaker") or Speaker.USER)
+_TURN = MessageWire(EarlierTurn, rag_pb2.EarlierTurn, speaker=_SPEAKER)
 
 
 class _Inquiry(MessageWire[Inquiry, rag_pb2.AnswerRequest]):
@@ -47,4 +53,11 @@ class _Inquiry(MessageWire[Inquiry, rag_pb2.AnswerRequest]):
         }
 
 
-INQUIRY = _Inquiry(Inquiry, rag_pb2.AnswerRequest, retrieval=_OPTIONS, decoding=DECODING, refusal=REFUSALS)
+INQUIRY = _Inquiry(
+    Inquiry,
+    rag_pb2.AnswerRequest,
+    retrieval=_OPTIONS,
+    decoding=DECODING,
+    refusal=REFUSALS,
+    turns=_TURN,
+)

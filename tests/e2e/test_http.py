@@ -77,6 +77,34 @@ def test_documents_that_are_handed_over_are_computed_once_and_then_cached(stack:
     assert text_of(first) == text_of(second)
 
 
+def test_long_pasted_text_is_computed_once_and_known_in_another_order(stack: Stack) -> None:
+    texts = [
+        " ".join(f"In {year} Oberhof had {year % 7} mills." for year in range(y, y + 12))
+        for y in (1500, 1600)
+    ]
+
+    def pasted(*said: str) -> Any:
+        message = {"role": "user", "content": "\n\n".join([*said, *said, QUESTION])}
+        return ask(stack, messages=[message], extra={"collection": None, "top_k": None, "mode": "reordered"})
+
+    first, second = pasted(*texts), pasted(*reversed(texts))
+    assert [told.kvquilt["pasted"]["pieces"] for told in (first, second)] == [4, 4]
+    before, after = (answer.usage.prompt_tokens_details for answer in (first, second))
+    assert after.cached_tokens > before.cached_tokens
+    assert after.cache_write_tokens == 0
+
+
+def test_a_pasted_chunk_of_an_ingested_document_is_recognised(stack: Stack) -> None:
+    found = client_of(stack).vector_stores.search(COLLECTION, query=QUESTION, max_num_results=5)
+    text, name = next(
+        (hit.content[0].text, hit.filename) for hit in found.data if len(hit.content[0].text) >= 64
+    )
+    message = {"role": "user", "content": f"{text}\n\n{QUESTION}"}
+    answer = ask(stack, messages=[message], extra={"collection": None, "top_k": None, "mode": "reordered"})
+    assert answer.kvquilt["pasted"]["known"] == 1
+    assert name in answer.kvquilt["sources"][0]["document_id"]
+
+
 def test_a_plain_answer_has_text_sources_and_usage_and_reuses_what_full_computes(stack: Stack) -> None:
     answer = ask(stack, extra={"mode": "reordered"})
     assert text_of(answer)

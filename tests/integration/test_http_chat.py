@@ -8,7 +8,7 @@ import httpx2
 import openai
 import pytest
 
-from services.gateway.config import GatewayConfig, HttpConfig
+from services.gateway.config import GatewayConfig, HttpConfig, PastedConfig
 from services.gateway.http.routes import http_app
 from services.gateway.pipeline import Pipeline
 from services.gateway.prefetch import Prefetching
@@ -31,7 +31,7 @@ async def client_of(served: Served) -> openai.AsyncOpenAI:
     fingerprint = (await served.client.describe(context())).fingerprint
     chunks = [IndexedChunk(f"{i:040x}", text, prompts.encode_chunk(text)) for i, text in enumerate(DOCUMENTS)]
     hits = [SearchHit(chunk, "town.md", "Town", fingerprint, 1.0) for chunk in chunks]
-    config = GatewayConfig(http=HttpConfig("tiny"))
+    config = GatewayConfig(http=HttpConfig("tiny"), pasted=PastedConfig(least_chars=64))
     pipeline = Pipeline(FakeRetriever({QUESTION: hits}), served.client, config, Prefetching(None))
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(http_app(pipeline, config.http)))
     return openai.AsyncOpenAI(api_key="none", base_url="http://gateway/v1", http_client=http, max_retries=0)
@@ -67,3 +67,37 @@ async def test_full_answers_over_http_as_stock_generate_does_with_the_text_as_te
         expected = prompts.decode(stock_answer(model, prompt, []))
     assert usage.prompt_tokens == len(prompt)
     assert text == expected
+
+
+async def test_pasted_text_answers_as_handed_over_and_is_there_the_second_time_in_another_order(
+    tmp_path: Path,
+) -> None:
+    model = saved(tmp_path / "model", chat_tokenizer("ChatML"))
+    texts = [f"{text} {'The mill stands by the river, and turns. ' * 8}".strip() for text in DOCUMENTS]
+    common = {"model": "tiny:reordered", "max_tokens": 12}
+
+    def asked(*said: str, **ours: object) -> dict[str, object]:
+        message = {"role": "user", "content": "\n\n".join([*said, QUESTION])}
+        return {**common, "messages": [message], "extra_body": {"ignore_eos": True, **ours}}
+
+    async with serving(model) as served:
+        client = await client_of(served)
+        first = await client.chat.completions.create(**asked(*texts))
+        again = await client.chat.completions.create(**asked(*reversed(texts)))
+        handed = await client.chat.completions.create(
+            **asked(documents=[{"text": text} for text in reversed(texts)])
+        )
+    assert isinstance(served.generator, Generator)
+    assert served.generator.tokenizer is not None
+    of_chunks = sum(len(served.generator.tokenizer.encode_chunk(text)) for text in texts)
+    assert again.choices[0].message.content == handed.choices[0].message.content
+    assert again.usage.prompt_tokens == handed.usage.prompt_tokens
+    cached = [one.usage.prompt_tokens_details.cached_tokens for one in (first, again)]
+    assert cached[1] - cached[0] == of_chunks
+    assert again.kvquilt["pasted"] == {
+        "known": 0,
+        "chained": 0,
+        "pieces": 2,
+        "characters": sum(map(len, texts)),
+    }
+    assert handed.kvquilt["pasted"] is None

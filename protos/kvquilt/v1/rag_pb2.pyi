@@ -31,7 +31,7 @@ class RetrievalOptions(_message.Message):
     def __init__(self, k: _Optional[int] = ..., mode: _Optional[_Union[_retrieval_pb2.SearchMode, str]] = ..., filters: _Optional[_Iterable[_Union[_retrieval_pb2.Filter, _Mapping]]] = ...) -> None: ...
 
 class AnswerRequest(_message.Message):
-    __slots__ = ("meta", "collection", "questions", "reuse", "sampling", "retrieval", "decoding", "recompute", "ape", "without_prefix", "explain", "refusal", "preface", "adapter", "no_shadow", "documents")
+    __slots__ = ("meta", "collection", "questions", "reuse", "sampling", "retrieval", "decoding", "recompute", "ape", "without_prefix", "explain", "refusal", "preface", "adapter", "no_shadow", "documents", "pasted", "turns")
     META_FIELD_NUMBER: _ClassVar[int]
     COLLECTION_FIELD_NUMBER: _ClassVar[int]
     QUESTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,8 @@ class AnswerRequest(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     NO_SHADOW_FIELD_NUMBER: _ClassVar[int]
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    PASTED_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     collection: str
     questions: _containers.RepeatedScalarFieldContainer[str]
@@ -64,7 +66,17 @@ class AnswerRequest(_message.Message):
     adapter: str
     no_shadow: bool
     documents: _containers.RepeatedCompositeFieldContainer[HandedDocument]
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., questions: _Optional[_Iterable[str]] = ..., reuse: _Optional[str] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., without_prefix: _Optional[bool] = ..., explain: _Optional[bool] = ..., refusal: _Optional[str] = ..., preface: _Optional[str] = ..., adapter: _Optional[str] = ..., no_shadow: _Optional[bool] = ..., documents: _Optional[_Iterable[_Union[HandedDocument, _Mapping]]] = ...) -> None: ...
+    pasted: bool
+    turns: _containers.RepeatedCompositeFieldContainer[EarlierTurn]
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., questions: _Optional[_Iterable[str]] = ..., reuse: _Optional[str] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., without_prefix: _Optional[bool] = ..., explain: _Optional[bool] = ..., refusal: _Optional[str] = ..., preface: _Optional[str] = ..., adapter: _Optional[str] = ..., no_shadow: _Optional[bool] = ..., documents: _Optional[_Iterable[_Union[HandedDocument, _Mapping]]] = ..., pasted: _Optional[bool] = ..., turns: _Optional[_Iterable[_Union[EarlierTurn, _Mapping]]] = ...) -> None: ...
+
+class EarlierTurn(_message.Message):
+    __slots__ = ("speaker", "text")
+    SPEAKER_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    speaker: str
+    text: str
+    def __init__(self, speaker: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class HandedDocument(_message.Message):
     __slots__ = ("title", "text")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel
 from shared.answer import AnswerEvent, AnswerText, AnswerUsage, Retrieved
 from shared.errors import InvalidRequest
 from shared.generation.told import FinishReason, Timings, TokenEvent, Usage
+from shared.search import SearchHit
 
 Finish = Literal["stop", "length"]
 MOST_LOGPROBS = 100_000
@@ -52,8 +54,19 @@ class CitedChunk(ContextChunk):
     conditioned_on: str
 
 
+class PastedContext(BaseModel):
+    """What was recognised in messages. ``known``: chunks of documents, ``chained`` of them with what they
+    were computed behind; ``pieces``: of text that no document has; ``characters``: of both."""
+
+    known: int
+    chained: int
+    pieces: int
+    characters: int
+
+
 class Extension(BaseModel):
-    """``mode``, ``adapter``: those that were used; ``note``: why they are not what was asked for.
+    """``pasted``: null where that was not looked for.
+    ``mode``, ``adapter``: those that were used; ``note``: why they are not what was asked for.
     ``sources``: the context, in its order. ``citations``: best first."""
 
     request_id: str
@@ -65,6 +78,7 @@ class Extension(BaseModel):
     refused: bool
     citations: list[CitedChunk]
     sources: list[ContextChunk]
+    pasted: PastedContext | None
     tokens: dict[str, int]
     timings_ms: dict[str, float]
 
@@ -79,7 +93,8 @@ class AskedLogprobs:
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
     """What all parts of an answer say. ``created``: seconds since 1970; ``num_samples``: of each question;
-    ``logprobs`` None: none were asked for. ``formed``: the text is to be JSON."""
+    ``logprobs`` None: none were asked for. ``formed``: the text is to be JSON; ``pasted``: the context is
+    what was pasted."""
 
     request_id: str
     created: int
@@ -89,6 +104,7 @@ class AnswerHead:
     num_samples: int = 1
     logprobs: AskedLogprobs | None = None
     formed: bool = False
+    pasted: bool = False
 
     def refuses(self, text: AnswerText) -> bool:
         """In a place of its own, since whoever waits for JSON would read it as such."""
@@ -108,6 +124,7 @@ class Heard:
 
     head: AnswerHead
     sources: list[ContextChunk] = field(default_factory=list)
+    pasted: PastedContext | None = None
     texts: list[AnswerText] = field(default_factory=list)
     tokens: defaultdict[int, list[TokenEvent]] = field(default_factory=lambda: defaultdict(list))
     cost: AnswerUsage = _FREE
@@ -138,6 +155,7 @@ class Heard:
                     )
                     for hit in event.hits
                 ]
+                self.pasted = _pasted(event.hits) if self.head.pasted else None
             case AnswerText():
                 self.texts.append(event)
             case AnswerUsage():
@@ -179,6 +197,7 @@ class Heard:
                 for cited in text.citations
             ],
             sources=self.sources,
+            pasted=self.pasted,
             tokens={
                 "recomputed": usage.recomputed_tokens,
                 "loaded": usage.loaded_tokens,
@@ -196,6 +215,16 @@ class Heard:
     @property
     def in_order(self) -> list[AnswerText]:
         return sorted(self.texts, key=self.head.choice)
+
+
+def _pasted(hits: Sequence[SearchHit]) -> PastedContext:
+    known = [hit.chunk for hit in hits if hit.chunk.token_ids]
+    return PastedContext(
+        known=len(known),
+        chained=sum(bool(chunk.parent_id) for chunk in known),
+        pieces=len(hits) - len(known),
+        characters=sum(len(hit.chunk.text) for hit in hits),
+    )
 
 
 def finish_of(reason: FinishReason) -> Finish:

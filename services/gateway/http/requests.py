@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -24,6 +25,7 @@ from services.gateway.http.bodies import (
     check_extra,
 )
 from services.gateway.http.heard import AskedLogprobs
+from services.gateway.pasted.known_chunks import BORDER
 from shared.answer import HandedDocument, Inquiry
 from shared.earlier_turns import EarlierTurn, Speaker, preface_of
 from shared.errors import InvalidRequest
@@ -81,7 +83,8 @@ class AskedFormat(Lenient):
 
 
 class ChatRequest(QuestionBody):
-    """``documents``: the context, instead of what is found in ``collection``."""
+    """``documents``: the context, instead of what is found in ``collection``; ``pasted``: what the user's
+    messages bring along is, None: where neither is named and they may."""
 
     neutral: ClassVar[Mapping[str, Sequence[object]]] = {
         **QuestionBody.neutral,
@@ -100,6 +103,7 @@ class ChatRequest(QuestionBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     documents: BodyList[ChatDocument] | None = None
+    pasted: bool | None = None
     response_format: AskedFormat | None = None
 
     @property
@@ -108,7 +112,7 @@ class ChatRequest(QuestionBody):
 
     @property
     def names(self) -> Mapping[str, str]:
-        return dict.fromkeys(("question", "questions[0]", "preface"), "messages")
+        return dict.fromkeys(("question", "questions[0]", "preface", "turns"), "messages")
 
     @property
     def asked_logprobs(self) -> AskedLogprobs | None:
@@ -120,10 +124,24 @@ class ChatRequest(QuestionBody):
             raise InvalidRequest("top_logprobs: needs logprobs: true")
 
     def inquiry(self) -> Inquiry:
+        spoken = _spoken(self.messages)
+        asked = partial(self.asks, questions=(spoken.question,), max_tokens=self._max_tokens())
+        if self._pastes(spoken):
+            return replace(
+                asked(self.collection or ""),
+                preface="\n".join(spoken.told),
+                turns=spoken.turns,
+                documents=_handed(self.documents or ()),
+                pasted=True,
+            )
         collection = (self.collection or "") if self.documents else self.collection_named()
-        preface, question = _spoken(self.messages)
-        asked = self.asks(collection, (question,), self._max_tokens())
-        return replace(asked, preface=preface, documents=_handed(self.documents or ()))
+        preface = preface_of(spoken.turns, spoken.told)
+        return replace(asked(collection), preface=preface, documents=_handed(self.documents or ()))
+
+    def _pastes(self, spoken: _Spoken) -> bool:
+        if self.pasted is not None:
+            return self.pasted
+        return not (self.collection or self.documents) and spoken.longest >= BORDER
 
     def _max_tokens(self) -> int | None:
         most, old = self.max_completion_tokens, self.max_tokens
@@ -138,8 +156,22 @@ def _handed(documents: Sequence[ChatDocument]) -> tuple[HandedDocument, ...]:
     return tuple(HandedDocument(document.title, document.text) for document in documents)
 
 
-def _spoken(messages: Sequence[ChatMessage]) -> tuple[str, str]:
-    """What stands in front of the question, and the question."""
+@dataclass(frozen=True, slots=True)
+class _Spoken:
+    """``told``: system text."""
+
+    told: tuple[str, ...]
+    turns: tuple[EarlierTurn, ...]
+    question: str
+
+    @property
+    def longest(self) -> int:
+        """Characters that a user said at once."""
+        said = [turn.text for turn in self.turns if turn.speaker is Speaker.USER]
+        return max(map(len, [*said, self.question]))
+
+
+def _spoken(messages: Sequence[ChatMessage]) -> _Spoken:
     if not messages:
         raise InvalidRequest("messages: is empty; its last message is the question")
     *before, last = [(message.role, _text(message, f"messages[{i}]")) for i, message in enumerate(messages)]
@@ -147,9 +179,9 @@ def _spoken(messages: Sequence[ChatMessage]) -> tuple[str, str]:
         raise InvalidRequest(
             f"messages[{len(before)}].role: is {last[0]!r}; the last message is the question, from the user"
         )
-    told = [text for role, text in before if role in _INSTRUCTING and text]
-    turns = [EarlierTurn(_SPEAKERS[role], text) for role, text in before if role in _SPEAKERS]
-    return preface_of(turns, told), last[1]
+    told = tuple(text for role, text in before if role in _INSTRUCTING and text)
+    turns = tuple(EarlierTurn(_SPEAKERS[role], text) for role, text in before if role in _SPEAKERS)
+    return _Spoken(told, turns, last[1])
 
 
 def _text(message: ChatMessage, where: str) -> str:

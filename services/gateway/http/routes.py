@@ -191,6 +191,7 @@ def http_app(
             inquiry.sampling.n,
             request.asked_logprobs,
             inquiry.sampling.response_format is not None,
+            inquiry.pasted,
         )
         if request.stream:
             growing = chunks(form(head, request.with_usage), events)

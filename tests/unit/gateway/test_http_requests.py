@@ -163,6 +163,34 @@ def test_documents_are_handed_over_and_log_probabilities_are_asked_for() -> None
     assert request(logprobs=True).inquiry().sampling.top_logprobs == 1, "or nothing would be spelt"
 
 
+PASTED = {"role": "user", "content": f"{'Orla Venn built the bridge of Tambach in 1874. ' * 4}\n\nWho?"}
+
+
+def test_without_a_collection_a_long_message_is_looked_through_with_its_earlier_turns() -> None:
+    system, said = {"role": "system", "content": "Be brief."}, {"role": "assistant", "content": "Orla"}
+    asked = request(system, PASTED, said, USER, collection=None).inquiry()
+    assert (asked.pasted, asked.collection, asked.preface) == (True, "", "Be brief.")
+    assert [(turn.speaker.value, turn.text) for turn in asked.turns] == [
+        ("User", PASTED["content"]),
+        ("Assistant", "Orla"),
+    ]
+    assert asked.questions == (USER["content"],)
+
+
+def test_beside_a_collection_or_documents_or_where_one_says_so_nothing_is_looked_for() -> None:
+    assert not request(PASTED).inquiry().pasted
+    assert not request(PASTED, collection=None, documents=[{"text": "x"}]).inquiry().pasted
+    assert not request(PASTED, pasted=False).inquiry().pasted
+    with pytest.raises(InvalidRequest, match="collection: name the collection"):
+        request(PASTED, collection=None, pasted=False).inquiry()
+
+
+def test_whoever_asks_for_it_is_told_what_does_not_go_with_it() -> None:
+    asked = request(PASTED, documents=[{"text": "x"}], pasted=True).inquiry()
+    assert (asked.pasted, asked.collection, len(asked.documents)) == (True, "handbook", 1)
+    assert request(USER, collection=None, pasted=True).inquiry().pasted, "short, and refused where it is seen"
+
+
 def text_request(**parameters: Any) -> TextRequest:
     body = {"model": "tiny", "prompt": "Who built the bridge?", "collection": "handbook"}
     asked = TextRequest.model_validate(body | parameters)
