@@ -464,3 +464,18 @@ def test_layers_come_at_the_pace_of_those_behind_the_first() -> None:
     assert arrival.pace_s is not None
     arrival.layer_arrived(2)
     assert arrival.pace_s == 0.0
+
+
+def test_snapshots_say_how_long_computing_and_reading_took() -> None:
+    """What routing goes by; the first is measured where late chunks may be computed."""
+    stored, new = Prompts(late_engine()).request(7, (200,)), Prompts(late_engine(), seed=1).request(7, (150,))
+    shelf, _ = shelf_of(stored)
+    engine = late_engine(shelf)
+    assert (engine.stats().compute_s, engine.stats().read_s) == (None, {})
+    run(engine, stored)
+    run(engine, replace(new, request_id="new"))
+    stats = engine.stats()
+    assert stats.compute_s is not None
+    assert stats.compute_s > 0
+    assert [seconds > 0 for seconds in stats.read_s.values()] == [True]
+    engine.shut_down()
