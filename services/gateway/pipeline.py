@@ -20,9 +20,9 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from services.gateway import tracing
-from services.gateway.citations import Citable
 from services.gateway.config import GatewayConfig
 from services.gateway.feedback import FeedbackKeeper, GivenAnswer
 from services.gateway.fusion import fuse
@@ -35,6 +35,7 @@ from services.gateway.reference import AnsweredOrder
 from services.gateway.refusal import refusals, renumbered
 from services.gateway.regeneration import generate_with_retry
 from services.gateway.shadow import Shadow
+from services.gateway.sourced import Sourced
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Inquiry, Retrieved
 from shared.earlier_turns import preface_of
 from shared.errors import InvalidRequest, NotFound
@@ -83,7 +84,7 @@ class Pipeline:
         clock: Callable[[], float] = time.monotonic,
         recognising: Recognising | None = None,
     ) -> None:
-        """``recognising`` None: pasted text is cut, and no document is known."""
+        """``recognising`` None: of pasted text no document is known."""
         self._retriever = retriever
         self._generator = generator
         self._config = config
@@ -121,7 +122,7 @@ class Pipeline:
         first_token_s = 0.0
         said: dict[int, str] = dict.fromkeys(found.refused, self._config.refusal.text)
         texts: defaultdict[tuple[int, int], str] = defaultdict(str)
-        context = _Sourced(inquiry, found)
+        context = Sourced(inquiry.questions, retrieved.hits, found.reuses)
         async with aclosing(self._generate(ctx, inquiry, found)) as events:
             async for event in events:
                 match event:
@@ -202,16 +203,13 @@ class Pipeline:
 
     async def _recognise(self, ctx: RequestContext, inquiry: Inquiry) -> tuple[Inquiry, _Found]:
         began, reuses = self._clock(), may_reuse(self._mode(inquiry))
-        recognised = await patiently(
-            ctx,
-            "recognising what was pasted",
-            lambda: self._recognising.recognise(ctx, inquiry, self._generator),
-        )
+        recognise = partial(self._recognising.recognise, ctx, inquiry, self._generator)
+        recognised = await patiently(ctx, "recognising what was pasted", recognise)
         stored = [hit.chunk.chunk_id for hit in recognised.hits if hit.chunk.chunk_id]
         if stored and reuses and not inquiry.without_prefix:
             self._prefetching.begin(ctx, stored)
-        retrieved = Retrieved(recognised.hits, SearchMode.AUTO)
-        return recognised.inquiry, _Found(retrieved, {}, self._since(began), reuses)
+        found = _Found(Retrieved(recognised.hits, SearchMode.AUTO), {}, self._since(began), reuses)
+        return recognised.inquiry, found
 
     async def _find(self, ctx: RequestContext, inquiry: Inquiry) -> _Found:
         began = self._clock()
@@ -301,19 +299,3 @@ async def _both(
     if isinstance(model, BaseException):
         raise model
     return found, model
-
-
-class _Sourced:
-    """Finds the sources of what was generated over it. How long that takes is up to what callers bring along,
-    so it is not for the event loop."""
-
-    def __init__(self, inquiry: Inquiry, found: _Found) -> None:
-        self._inquiry, self._found = inquiry, found
-        self._citable: Citable | None = None
-
-    def text(self, end: BranchDoneEvent, before: str) -> AnswerText:
-        """``before``: what the branch has told."""
-        whole, question = before + end.text, self._inquiry.questions[end.question]
-        self._citable = self._citable or Citable(self._found.retrieved.hits)
-        citations = self._citable.cite(whole, question, self._found.reuses)
-        return AnswerText(end.question, end.sample, whole, end.finish_reason, citations, end.score)

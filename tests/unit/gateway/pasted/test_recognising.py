@@ -4,6 +4,7 @@ long text, and nothing else."""
 from __future__ import annotations
 
 import random
+import time
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -258,6 +259,16 @@ async def test_every_character_is_either_placed_or_stays_in_its_order(seed: int)
 async def test_what_is_for_searches_is_refused_beside_it(changes: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         await recognised(replace(asked(WHO), **changes))  # type: ignore[arg-type]
+
+
+async def test_a_conversation_of_ten_thousand_turns_and_a_megabyte_is_looked_through_at_once() -> None:
+    turns = [EarlierTurn(Speaker.USER, f"And in {year}?") for year in range(10_000)]
+    turns.append(EarlierTurn(Speaker.USER, f"{TITLE}\n{ONE}\n" + "a" * 1_000_000 + f"\n{TWO}\nWell?"))
+    began = time.process_time()
+    found = await recognised(asked(WHO, *turns), document("a", [ONE, TWO], TITLE))
+    assert time.process_time() - began < 20
+    assert [hit.document_id for hit in found.hits if hit.chunk.token_ids] == ["a", "a"]
+    assert sum(len(hit.chunk.text) for hit in found.hits) > 1_000_000
 
 
 async def test_it_can_be_turned_off() -> None:
