@@ -17,7 +17,7 @@ import asyncio
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -36,10 +36,10 @@ from services.gateway.refusal import refusals, renumbered
 from services.gateway.regeneration import generate_with_retry
 from services.gateway.shadow import Shadow
 from services.gateway.sourced import Sourced
+from services.gateway.together import both
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Inquiry, Retrieved
 from shared.earlier_turns import preface_of
 from shared.errors import InvalidRequest, NotFound
-from shared.generation.described import ModelDescription
 from shared.generation.orders import AskedMode, GenerationOrder, may_reuse
 from shared.generation.told import (
     BranchDoneEvent,
@@ -206,10 +206,10 @@ class Pipeline:
         recognise = partial(self._recognising.recognise, ctx, inquiry, self._generator)
         recognised = await patiently(ctx, "recognising what was pasted", recognise)
         stored = [hit.chunk.chunk_id for hit in recognised.hits if hit.chunk.chunk_id]
-        if stored and reuses and not inquiry.without_prefix:
+        if reuses and not inquiry.without_prefix:
             self._prefetching.begin(ctx, stored)
-        found = _Found(Retrieved(recognised.hits, SearchMode.AUTO), {}, self._since(began), reuses)
-        return recognised.inquiry, found
+        retrieved = Retrieved(recognised.hits, SearchMode.AUTO)
+        return recognised.inquiry, _Found(retrieved, {}, self._since(began), reuses)
 
     async def _find(self, ctx: RequestContext, inquiry: Inquiry) -> _Found:
         began = self._clock()
@@ -219,7 +219,7 @@ class Pipeline:
             reuses = len(refused) < len(inquiry.questions) and may_reuse(self._mode(inquiry))
             return _Found(retrieved, refused, self._since(began), reuses)
 
-        found, model = await _both(
+        found, model = await both(
             search(),
             patiently(ctx, "asking which model is served", lambda: self._generator.describe(ctx)),
         )
@@ -287,15 +287,3 @@ class Pipeline:
 
     def _since(self, instant: float) -> float:
         return self._clock() - instant
-
-
-async def _both(
-    searching: Awaitable[_Found], describing: Awaitable[ModelDescription]
-) -> tuple[_Found, ModelDescription]:
-    """Both at once; the search's error is the more telling one when both fail."""
-    found, model = await asyncio.gather(searching, describing, return_exceptions=True)
-    if isinstance(found, BaseException):
-        raise found
-    if isinstance(model, BaseException):
-        raise model
-    return found, model
