@@ -2,7 +2,7 @@
 into it, the first time, and the second time in another order.
 
     python -m load_tests.pasted --json build/pasted.json       SmolLM2, 8 documents of 512 tokens
-    python -m load_tests.pasted --model demo --documents 4 --tokens 100
+    python -m load_tests.pasted --documents 4 --tokens 300 --pairs 4      whether it runs
 
 Over HTTP (`/v1/chat/completions`, streamed), on a stack of its own; every pair has documents that nobody has
 seen, all in one user message with empty lines between them, and nothing is ingested. Printed are the medians,
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 measured, 2 wrong input, 130 interrupted."""
     parser = new_parser(NAME, __doc__)
     option(parser, "--model", SMOLLM2, "a name, a directory or a GGUF file, as of `kvquilt up`")
-    option(parser, "--documents", 8, "pasted into one message", type=at_least(2))
+    option(parser, "--documents", 8, "pasted into one message", type=at_least(2))  # of one there is one order
     option(parser, "--tokens", 512, "of each document", type=at_least(64))
     option(parser, "--pairs", 12, "that are measured", type=at_least(2))
     option(parser, "--mode", str(ReuseMode.REORDERED), "how KV is reused")

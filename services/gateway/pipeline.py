@@ -17,12 +17,12 @@ import asyncio
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from services.gateway import tracing
-from services.gateway.citations import Citable
 from services.gateway.config import GatewayConfig
 from services.gateway.feedback import FeedbackKeeper, GivenAnswer
 from services.gateway.fusion import fuse
@@ -35,10 +35,11 @@ from services.gateway.reference import AnsweredOrder
 from services.gateway.refusal import refusals, renumbered
 from services.gateway.regeneration import generate_with_retry
 from services.gateway.shadow import Shadow
+from services.gateway.sourced import Sourced
+from services.gateway.together import both
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Inquiry, Retrieved
 from shared.earlier_turns import preface_of
 from shared.errors import InvalidRequest, NotFound
-from shared.generation.described import ModelDescription
 from shared.generation.orders import AskedMode, GenerationOrder, may_reuse
 from shared.generation.told import (
     BranchDoneEvent,
@@ -83,7 +84,7 @@ class Pipeline:
         clock: Callable[[], float] = time.monotonic,
         recognising: Recognising | None = None,
     ) -> None:
-        """``recognising`` None: pasted text is cut, and no document is known."""
+        """``recognising`` None: of pasted text no document is known."""
         self._retriever = retriever
         self._generator = generator
         self._config = config
@@ -121,7 +122,7 @@ class Pipeline:
         first_token_s = 0.0
         said: dict[int, str] = dict.fromkeys(found.refused, self._config.refusal.text)
         texts: defaultdict[tuple[int, int], str] = defaultdict(str)
-        context = _Sourced(inquiry, found)
+        context = Sourced(inquiry.questions, retrieved.hits, found.reuses)
         async with aclosing(self._generate(ctx, inquiry, found)) as events:
             async for event in events:
                 match event:
@@ -202,13 +203,10 @@ class Pipeline:
 
     async def _recognise(self, ctx: RequestContext, inquiry: Inquiry) -> tuple[Inquiry, _Found]:
         began, reuses = self._clock(), may_reuse(self._mode(inquiry))
-        recognised = await patiently(
-            ctx,
-            "recognising what was pasted",
-            lambda: self._recognising.recognise(ctx, inquiry, self._generator),
-        )
+        recognise = partial(self._recognising.recognise, ctx, inquiry, self._generator)
+        recognised = await patiently(ctx, "recognising what was pasted", recognise)
         stored = [hit.chunk.chunk_id for hit in recognised.hits if hit.chunk.chunk_id]
-        if stored and reuses and not inquiry.without_prefix:
+        if reuses and not inquiry.without_prefix:
             self._prefetching.begin(ctx, stored)
         retrieved = Retrieved(recognised.hits, SearchMode.AUTO)
         return recognised.inquiry, _Found(retrieved, {}, self._since(began), reuses)
@@ -221,7 +219,7 @@ class Pipeline:
             reuses = len(refused) < len(inquiry.questions) and may_reuse(self._mode(inquiry))
             return _Found(retrieved, refused, self._since(began), reuses)
 
-        found, model = await _both(
+        found, model = await both(
             search(),
             patiently(ctx, "asking which model is served", lambda: self._generator.describe(ctx)),
         )
@@ -291,31 +289,3 @@ class Pipeline:
 
     def _since(self, instant: float) -> float:
         return self._clock() - instant
-
-
-async def _both(
-    searching: Awaitable[_Found], describing: Awaitable[ModelDescription]
-) -> tuple[_Found, ModelDescription]:
-    """Both at once; the search's error is the more telling one when both fail."""
-    found, model = await asyncio.gather(searching, describing, return_exceptions=True)
-    if isinstance(found, BaseException):
-        raise found
-    if isinstance(model, BaseException):
-        raise model
-    return found, model
-
-
-class _Sourced:
-    """Finds the sources of what was generated over it. How long that takes is up to what callers bring along,
-    so it is not for the event loop."""
-
-    def __init__(self, inquiry: Inquiry, found: _Found) -> None:
-        self._inquiry, self._found = inquiry, found
-        self._citable: Citable | None = None
-
-    def text(self, end: BranchDoneEvent, before: str) -> AnswerText:
-        """``before``: what the branch has told."""
-        whole, question = before + end.text, self._inquiry.questions[end.question]
-        self._citable = self._citable or Citable(self._found.retrieved.hits)
-        citations = self._citable.cite(whole, question, self._found.reuses)
-        return AnswerText(end.question, end.sample, whole, end.finish_reason, citations, end.score)

@@ -84,7 +84,7 @@ def test_long_pasted_text_is_computed_once_and_known_in_another_order(stack: Sta
     ]
 
     def pasted(*said: str) -> Any:
-        message = {"role": "user", "content": "\n\n".join([*said, *said, QUESTION])}
+        message = {"role": "user", "content": "\n\n".join(["Read this.", *said, *said, QUESTION])}
         return ask(stack, messages=[message], extra={"collection": None, "top_k": None, "mode": "reordered"})
 
     first, second = pasted(*texts), pasted(*reversed(texts))

@@ -18,7 +18,7 @@ import numpy as np
 
 from services.gateway.pasted.text_hash import Hashes, TextHash
 
-PARAGRAPH, LEAST, MOST = 256, 512, 2048
+PARAGRAPH, LEAST, MOST = 64, 512, 2048
 """Characters of a piece: at least, of one that ends with a paragraph and of any other, and at most. The last
 piece of a text may be shorter."""
 

@@ -12,7 +12,7 @@ from shared.kv_types import Manifest, ManifestChunk, header_text
 from shared.readers import SECTION_SEPARATOR
 from shared.search import IndexedChunk, SearchHit
 
-_MOST_LINES = 256  # of headers that are looked for in one message
+_MOST_LINES = 1024  # of headers, and short chunks, that are looked for; what is not is as if not pasted
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,7 @@ class ChainChooser:
         behind."""
         self._said: list[str] = []
         self._ends: dict[str, float] = {}
+        self._num_looked_for = 0
 
     def hears(self, text: str) -> None:
         """Of the next message; what is chosen is pasted in it."""
@@ -124,7 +125,8 @@ class ChainChooser:
 
     def _end_of(self, line: str) -> float:
         """Where it first ends in this message; 0: an earlier one has it, infinite: none has."""
-        if line not in self._ends and len(self._ends) < _MOST_LINES:
+        if line not in self._ends and self._num_looked_for < _MOST_LINES:
+            self._num_looked_for += 1
             *before, text = self._said
             at = text.find(line)
             here = at + len(line) if at >= 0 else math.inf

@@ -10,7 +10,7 @@ from typing import Protocol
 from services.gateway.config import PastedConfig
 from services.gateway.pasted.chosen import ChainChooser, PastedChunk
 from services.gateway.pasted.cut_out import CutOut, KnownPart, cut_out
-from services.gateway.pasted.known_chunks import Likely
+from services.gateway.pasted.known_chunks import BORDER, Likely
 from services.gateway.pasted.known_texts import DocumentSource, KnownIndex, KnownTexts
 from shared.answer import Inquiry, RetrievalOptions
 from shared.earlier_turns import Speaker
@@ -98,6 +98,8 @@ class Recognising:
     ) -> str:
         """What stays of ``text``; what goes becomes ``hits``."""
         chooser.hears(text)
+        if len(text) < BORDER:
+            return text
         async with self._one_at_a_time:
             likely = await asyncio.to_thread(index.chunks.find, text) if index is not None else []
         manifests = await self._manifests(ctx, index, likely) if index is not None and likely else {}

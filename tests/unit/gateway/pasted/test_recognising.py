@@ -4,6 +4,7 @@ long text, and nothing else."""
 from __future__ import annotations
 
 import random
+import time
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -260,6 +261,16 @@ async def test_what_is_for_searches_is_refused_beside_it(changes: dict[str, obje
         await recognised(replace(asked(WHO), **changes))  # type: ignore[arg-type]
 
 
+async def test_a_conversation_of_ten_thousand_turns_and_a_megabyte_is_looked_through_at_once() -> None:
+    turns = [EarlierTurn(Speaker.USER, f"And in {year}?") for year in range(10_000)]
+    turns.append(EarlierTurn(Speaker.USER, f"{TITLE}\n{ONE}\n" + "a" * 1_000_000 + f"\n{TWO}\nWell?"))
+    began = time.process_time()
+    found = await recognised(asked(WHO, *turns), document("a", [ONE, TWO], TITLE))
+    assert time.process_time() - began < 20
+    assert [hit.document_id for hit in found.hits if hit.chunk.token_ids] == ["a", "a"]
+    assert sum(len(hit.chunk.text) for hit in found.hits) > 1_000_000
+
+
 async def test_it_can_be_turned_off() -> None:
     with pytest.raises(InvalidRequest, match=r"gateway\.pasted\.enabled"):
         await recognised(asked(f"{ONE}\n{WHO}"), document("a", [ONE]), enabled=False)
@@ -275,24 +286,31 @@ async def test_while_the_store_is_away_long_text_is_cut_all_the_same() -> None:
 
 
 async def answered(
-    inquiry: Inquiry, manifest: Manifest | None = None
-) -> tuple[GenerationOrder, list[AnswerEvent]]:
-    """What the generator was told, and what came of it."""
-    generator = FakeGenerator({f"{WHO}": "Orla Venn", f"Be brief.\n\n{WHO}": "Orla Venn"})
+    inquiry: Inquiry, *manifests: Manifest
+) -> tuple[GenerationOrder, list[AnswerEvent], FakeFetcher]:
+    """What the generator was told, what came of it, and what was brought nearer meanwhile."""
+    generator, fetcher = FakeGenerator({WHO: "Orla Venn"}), FakeFetcher()
     config = GatewayConfig()
-    recognising = Recognising(config.pasted, FakeDocuments([manifest] if manifest else []))
-    fetcher = FakeFetcher()
+    recognising = Recognising(config.pasted, FakeDocuments(list(manifests)))
     pipeline = Pipeline(FakeRetriever({}), generator, config, Prefetching(fetcher), recognising=recognising)
     async with aclosing(pipeline.answer(context(), INQUIRY.of(INQUIRY.to_pb(inquiry)))) as events:
         told = [event async for event in events]
-    return generator.asked[0], told
+    return generator.asked[0], told, fetcher
+
+
+async def test_stored_kv_of_what_was_recognised_is_brought_nearer() -> None:
+    manifest = document("a", [ONE, TWO])
+    _, _, fetcher = await answered(asked(f"{ONE}\n{TWO}\n{LONG}\n\n{WHO}"), manifest)
+    assert fetcher.asked == [tuple(chunk.chunk_id for chunk in manifest.chunks)]
+    _, _, fetcher = await answered(asked(f"{LONG}\n\n{WHO}"), manifest)
+    assert fetcher.asked == []
 
 
 async def test_the_generator_is_told_what_it_would_be_of_documents_that_were_handed_over() -> None:
-    pasted, events = await answered(asked(f"{LONG}\n\n{WHO}"))
+    pasted, events, _ = await answered(asked(f"{LONG}\n\n{WHO}"))
     assert isinstance(events[0], Retrieved)
     pieces = [HandedDocument("", hit.chunk.text) for hit in events[0].hits]
-    handed, _ = await answered(Inquiry("", (WHO,), documents=tuple(pieces)))
+    handed, _, _ = await answered(Inquiry("", (WHO,), documents=tuple(pieces)))
     assert pasted == handed
     assert len(pasted.chunks) > 1
 
