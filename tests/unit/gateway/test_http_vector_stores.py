@@ -133,8 +133,10 @@ async def test_a_deleted_store_is_gone_with_its_documents_and_files_stay(world: 
 
 async def test_a_store_of_files_is_made_in_one_call(world: World) -> None:
     ids = [await upload(world, f"{i}.txt") for i in range(2)]
+    world.ingestion.gate = asyncio.Event()
     made = await client(world.app).vector_stores.create(name="handbook", file_ids=ids)
     assert (made.file_counts.in_progress, made.status) == (2, "in_progress")
+    world.ingestion.gate.set()
     await world.attaching.settled()
     found = await client(world.app).vector_stores.retrieve("handbook")
     assert (found.file_counts.completed, found.file_counts.total, found.status) == (2, 2, "completed")
