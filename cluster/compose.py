@@ -73,7 +73,8 @@ def deployed(config: QuiltConfig) -> tuple[str, ...]:
 
 
 def servicer_functions(internal_calls: bool = False) -> tuple[str, ...]:
-    """What registers all that Serve's proxies offer: the public RPCs, or those of the services, too."""
+    """Returns what registers all that Serve's proxies offer: the public RPCs, or those of the services,
+    too."""
     if not internal_calls:
         return tuple(f"shared.surface.add_{name}" for name in PUBLIC)
     return tuple(

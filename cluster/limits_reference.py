@@ -175,7 +175,7 @@ def _ranges() -> Iterator[str]:
 
 
 def _meanings(schema: type) -> dict[str, str]:
-    """What the docstring of a section says of each of its numbers."""
+    """Finds what the docstring of a section says of each of its numbers."""
     names = {field.name for field in dataclasses.fields(schema)}
     found: dict[str, str] = {}
     name = ""

@@ -19,5 +19,5 @@ def default_data_dir(environ: Mapping[str, str]) -> Path:
 
 
 def cache_dir(environ: Mapping[str, str]) -> Path:
-    """What can be made or downloaded again: converted and pulled models."""
+    """Directory of what can be made or downloaded again: converted and pulled models."""
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvquilt"

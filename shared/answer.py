@@ -22,8 +22,8 @@ from shared.search import Filter, SearchHit, SearchMode
 
 
 class Refusal(enum.StrEnum):
-    """When a question is refused before anything is generated: never, where the evidence is very poor, or
-    where it is not good."""
+    """Decides when a question is refused before anything is generated: never, where the evidence is very
+    poor, or where it is not good."""
 
     OFF = "off"
     LENIENT = "lenient"

@@ -58,7 +58,7 @@ class AuditConfig:
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who acts; ``trace_id`` empty: the request is not traced."""
+    """The one who acts; ``trace_id`` empty: the request is not traced."""
 
     principal: str
     tenant: str
@@ -159,8 +159,8 @@ def files_of(directory: Path) -> dict[str, list[Path]]:
 
 
 def read_lines(directory: Path) -> Iterator[Mapping[str, Any]]:
-    """What was recorded, service by service, the oldest first. Lines that are none are left out: ``verify``
-    names them."""
+    """Returns the recorded lines, service by service, the oldest first. Lines that are none are left out:
+    ``verify`` names them."""
     for paths in files_of(directory).values():
         for path in paths:
             for line in path.read_bytes().splitlines():
@@ -173,7 +173,7 @@ def read_lines(directory: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def verify(directory: Path, keys: Sequence[bytes] = (b"",)) -> Iterator[str]:
-    """What does not fit: a sentence for every line that was changed, or before which some are missing.
+    """Finds what does not fit: a sentence for every line that was changed, or before which some are missing.
     ``keys``: a line fits by any of them, as the installation's secret may have been replaced meanwhile."""
     for service, paths in files_of(directory).items():
         last = _START

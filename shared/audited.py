@@ -126,7 +126,7 @@ class Recorder:
         return self._submit("call", actor, error.code, method=method, peer=peer, **more)
 
     def did(self, name: str, actor: Actor, outcome: str = OK, **what: object) -> Future[None]:
-        """What the service does by itself."""
+        """Records an action of the service itself."""
         return self._submit(name, actor, outcome, **what)
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class Peer(Protocol):
 
 
 class CallRecord:
-    """What is on record of one call: if it came in from outside and is one of ``ACTIONS``, or if it is
+    """Record of one call: if it came in from outside and is one of ``ACTIONS``, or if it is
     refused."""
 
     def __init__(self, recorder: Recorder | None, method: str, request: Any, peer: Peer | None) -> None:
@@ -157,7 +157,7 @@ class CallRecord:
         return cls(getattr(service, "recorder", None), method, request, peer)
 
     def let_in(self, context_of: Callable[[Any], RequestContext]) -> None:
-        """Who calls is known. Raises like ``context_of``, which is given the request's meta."""
+        """Records that the caller is known. Raises like ``context_of``, which is given the request's meta."""
         self._context_of = context_of
         outside = self._peer is not None or self._method in ASKED_BY_SERVICES
         if self._recorder is not None and self._method in ACTIONS and outside:

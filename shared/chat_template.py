@@ -39,7 +39,7 @@ _SHOWN = 60
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """What is said besides documents and question, with a chat template or without."""
+    """The words besides documents and question, with a chat template or without."""
 
     system: str | None
     instruction: str
@@ -172,7 +172,7 @@ class Chat:
             raise ConfigError(f"chat template: it refuses its messages: {error}; {_REMEDY}") from error
 
     def end_of_turn(self) -> str:
-        """What follows an answer; empty: not known."""
+        """The text that follows an answer; empty: not known."""
         answer, question = "kvquilt-answer", "kvquilt-question"
         roles = {"user": question, "assistant": answer}
         messages = [{"role": role, "content": roles[role]} for role in ("user", "assistant", "user")]
@@ -234,7 +234,7 @@ def _check_round_trip(chat: Chat, wording: Wording) -> None:
 
 
 def _split(rendered: str, sentinels: Mapping[str, str]) -> list[str]:
-    """What stands in front of, between and behind the sentinels.
+    """Returns the text in front of, between and behind the sentinels.
 
     Raises:
         ConfigError: one of them is not there exactly once, as it was, and in its place.

@@ -1,4 +1,4 @@
-"""How an application is scaled, how it logs and is traced: the same section, ``deployment``, in every
+"""Settings by which an application is scaled, logs and is traced: the same section, ``deployment``, in every
 service's configuration."""
 
 from __future__ import annotations

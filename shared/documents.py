@@ -87,6 +87,7 @@ class DocumentPage:
     truncated: bool
 
     def after(self, collection: str) -> str:
-        """Where the next page begins; ``collection`` is the one that was asked for, empty: all."""
+        """Returns the place at which the next page begins; ``collection`` is the one that was asked for,
+        empty: all."""
         last = self.documents[-1]
         return last.document_id if collection else f"{last.collection}/{last.document_id}"

@@ -22,7 +22,7 @@ class Floors:
         self._bytes_of: Counter[str] = Counter()  # none of 0
 
     def floor_bytes(self, capacity_bytes: int) -> float:
-        """What tenants keep, each, when others need room."""
+        """Returns the bytes that tenants keep, each, when others need room."""
         return capacity_bytes * min(self._share, _LARGEST_FLOORS / max(1, len(self._bytes_of)))
 
     def count(self, tenant: str, num_bytes: int) -> None:

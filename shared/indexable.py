@@ -43,7 +43,7 @@ def check_indexable(document: IndexedDocument) -> None:
 
 
 def encode_terms(document_id: str, title: str, metadata: Mapping[str, str]) -> dict[str, str]:
-    """What can be filtered by: keys and values are hex digits of their UTF-8 bytes.
+    """Encodes the terms that can be filtered by: keys and values are hex digits of their UTF-8 bytes.
 
     Raises:
         InvalidRequest: a metadata key is empty or has the name of a built-in field.
@@ -79,7 +79,7 @@ def text_of(hit: SearchHit) -> str:
 
 
 def payload_of(document: IndexedDocument, chunk: IndexedChunk) -> str:
-    """What a search tells of the chunk beside its text."""
+    """Returns the fields that a search tells of the chunk beside its text."""
     return json.dumps(
         {
             "chunk_id": chunk.chunk_id,

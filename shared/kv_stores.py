@@ -70,7 +70,7 @@ class ManifestStore(ReadableChunks, Protocol):
 
 
 class ItemStore(Protocol):
-    """What a front door keeps beside documents (``shared.kv_items``)."""
+    """Keeps what a front door has beside documents (``shared.kv_items``)."""
 
     async def put_item(
         self, ctx: RequestContext, item: Item, content: bytes = b"", expected: Expected = Expected.EITHER
@@ -187,8 +187,8 @@ class NodeFiles(ReadableChunks, Protocol):
         ...
 
     async def chain(self, ctx: RequestContext, parent_id: str) -> Chain | None:
-        """What a chunk with this parent is computed behind, by its document's manifest; None: no document has
-        it. Every node answers for all."""
+        """Finds the chain that a chunk with this parent is computed behind, by its document's manifest; None:
+        no document has it. Every node answers for all."""
         ...
 
 

@@ -36,8 +36,8 @@ class PeerCopy:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """Where the object store has a chunk's file, if it has it. ``url``: answers a GET, ranges included, for a
-    while; a credential, so it is never logged. ``ca_file``: PEM file of the authority that signed the
+    """Location of a chunk's file in the object store, if it has it. ``url``: answers a GET, ranges included,
+    for a while; a credential, so it is never logged. ``ca_file``: PEM file of the authority that signed the
     server's certificate, empty for the usual ones."""
 
     url: str = field(repr=False)
@@ -67,7 +67,7 @@ class OpenedChunk:
 
     @property
     def came_from(self) -> str:
-        """Where its reader has to wait for it: "memory", "disk", "objects" or "peer"."""
+        """Tier that its reader has to wait for: "memory", "disk", "objects" or "peer"."""
         return self.source or self.tier
 
 
@@ -86,12 +86,12 @@ class DeletedChunks:
 
 
 def header_text(title: str, heading: str) -> str:
-    """What the header of a block says, whose first chunk stands below ``heading``; empty: it has none."""
+    """Returns the header of a block whose first chunk stands below ``heading``; empty: it has none."""
     return "\n".join(line for line in (title.strip(), heading) if line)
 
 
 class KvContext(enum.StrEnum):
-    """What the chunks of a document are computed behind, besides the prefix."""
+    """Context that the chunks of a document are computed behind, besides the prefix."""
 
     DOCUMENT = "document"
     HEADER = "header"
@@ -121,7 +121,7 @@ class ManifestChunk:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What the identity of a chunk is made of, besides its tenant and what its file says
+    """Parts of a chunk's identity, besides its tenant and what its file says
     (``shared.identity.chunk_identity``). ``stored``: the same as what is stored by that identity, in whatever
     encoding; nothing else is said. ``asked_by``: the principal in whose request it was computed; empty: it is
     not known, or nobody's."""
@@ -192,7 +192,7 @@ class Manifest:
 
     @property
     def made_for(self) -> MadeFor:
-        """What it was made for when it was stored."""
+        """Returns the model and prompt that it was made for when it was stored."""
         _, _, template = self.source_hash.partition(".")
         prefix = ids_hash(self.prefix_ids)
         return MadeFor(self.model_fingerprint, prefix, template, self.kv_context, self.kv_scope)
@@ -244,14 +244,14 @@ class Manifest:
         return (header_ids, *chunks) if header_ids else chunks
 
     def link_texts_of(self, index: int) -> tuple[str, ...]:
-        """What ``links_of`` say, without a template; a header's text may go on behind its ids."""
+        """Returns the texts of ``links_of``, without a template; a header's text may go on behind its ids."""
         start = self.block_start(index)
         first = self.chunks[start]
         chunks = tuple(chunk.text for chunk in self.chunks[start:index])
         return (header_text(self.title, first.heading), *chunks) if first.header_ids else chunks
 
     def chain_to(self, parent_id: str) -> Chain | None:
-        """What a chunk with this parent is computed behind; None: it has none."""
+        """Returns the chain that a chunk with this parent is computed behind; None: it has none."""
         index = next((i for i, chunk in enumerate(self.chunks) if chunk.parent_id == parent_id), None)
         if index is None:
             return None

@@ -78,7 +78,7 @@ async def patiently(ctx: RequestContext, doing: str, call: Callable[[], Awaitabl
 async def patient_stream(
     pauses: RetryPauses, start: Callable[[], AsyncGenerator[ResultT, None]]
 ) -> AsyncGenerator[ResultT, None]:
-    """What ``start()`` yields, begun anew while it fails as unavailable before its first value.
+    """Yields from ``start()``, begun anew while it fails as unavailable before its first value.
 
     Raises:
         Unavailable: it still failed shortly before the deadline, or it failed after its first value.

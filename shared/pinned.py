@@ -1,4 +1,4 @@
-"""What stays in the nodes' tiers, as the KV store tells it."""
+"""Names the chunks that stay in the nodes' tiers, as the KV store tells it."""
 
 from __future__ import annotations
 

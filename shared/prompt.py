@@ -164,8 +164,8 @@ class PromptTokenizer:
         return text
 
     def decode_one(self, token_id: int) -> str:
-        """What the token is in the middle of a text: behind itself, since some tokenizers take the space away
-        from the first one."""
+        """Decodes the token as in the middle of a text: behind itself, since some tokenizers take the space
+        away from the first one."""
         alone = self.decode((token_id,))
         return self.decode((token_id, token_id)).removeprefix(alone) or alone
 

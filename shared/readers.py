@@ -28,8 +28,8 @@ NOBODY: Readers = ("",)
 
 @dataclass(frozen=True, slots=True)
 class SectionReaders:
-    """Who reads what stands below a heading. ``heading``: of the section, or several of headings that stand
-    below each other, outermost first, joined by " > "."""
+    """Groups that read what stands below a heading. ``heading``: of the section, or several of headings that
+    stand below each other, outermost first, joined by " > "."""
 
     heading: str
     readers: Readers

@@ -139,7 +139,8 @@ def both_streams(
 
 
 def _answering(handler: Callable[..., Any], answer: Answering[ResponseT]) -> Answering[ResponseT]:
-    """When the status tells the story, the answer is an empty message of the handler's return type."""
+    """Answers by the status where it tells the story: the answer is an empty message of the handler's return
+    type."""
     response_type = inspect.get_annotations(handler, eval_str=True)["return"]
 
     async def call(self: Any, request: Any, grpc_context: GrpcContext | None = None) -> ResponseT:
@@ -286,8 +287,8 @@ class HealthServicer:
         return HEALTH.to_pb(await self.told(ctx))
 
     async def told(self, ctx: RequestContext) -> ServiceHealth:
-        """What the caller may know: who has no role, that the service lives, at no cost; others how it is;
-        administrators its facts, too."""
+        """Returns what the caller may know: who has no role, that the service lives, at no cost; others how
+        it is; administrators its facts, too."""
         if not ctx.principal.roles:
             return ServiceHealth(self.application, ready=True)
         try:
@@ -300,7 +301,7 @@ class HealthServicer:
         return replace(health, detail="; ".join(filter(None, (health.detail, trouble))))
 
     async def healthy(self, ctx: RequestContext) -> ServiceHealth:
-        """What there is to say of a service that is ready.
+        """Describes a service that is ready.
 
         Raises:
             KvquiltError: why it is not.

@@ -27,7 +27,7 @@ class SearchMode(enum.Enum):
 
 
 class ContextOrder(enum.StrEnum):
-    """Where the best of the chunks that were found stands in a context: in front, or next to the question."""
+    """Places the best of the chunks that were found in a context: in front, or next to the question."""
 
     BEST_FIRST = "best_first"
     BEST_LAST = "best_last"
@@ -109,7 +109,7 @@ class IndexedDocument:
 
 @dataclass(frozen=True, slots=True)
 class IndexChange:
-    """What came of indexing a document. ``changed``: exactly these chunks were not searchable before;
+    """Outcome of indexing a document. ``changed``: exactly these chunks were not searchable before;
     ``warnings``: why they will be found badly."""
 
     changed: bool

@@ -63,8 +63,8 @@ def builder_of(
 
 
 def load_or_error(load: Callable[[], LoadedT], otherwise: str) -> LoadedT | KvquiltError:
-    """What ``load`` returns, or why it fails; the log then says ``otherwise``. It is no reason to crash again
-    and again: the replica stays, and Health says what is wrong."""
+    """Returns the result of ``load``, or why it fails; the log then says ``otherwise``. It is no reason to
+    crash again and again: the replica stays, and Health says what is wrong."""
     try:
         return load()
     except KvquiltError as error:
@@ -101,6 +101,6 @@ def metrics_of_routers(application: str, config: MetricsConfig) -> Metrics:
 
 
 def metrics_directory() -> Path:
-    """Where the processes of this Ray session on this machine tell their metrics; it goes with the
-    session."""
+    """Directory in which the processes of this Ray session on this machine tell their metrics; it goes with
+    the session."""
     return Path(ray._private.worker._global_node.get_session_dir_path()) / "metrics"

@@ -27,7 +27,7 @@ FORM = 2
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What was asked of one kind of question. ``right``: by mode and ratio the share of right answers, and
+    """Counts of one kind of question. ``right``: by mode and ratio the share of right answers, and
     its interval (95 %). ``kl``: by mode and ratio the mean divergence of the first tokens' distributions
     from the reference's, in nats."""
 
@@ -39,7 +39,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class MadeWith:
-    """What a verdict depends on.
+    """Conditions that a verdict depends on.
 
     model: fingerprint. tokenizer: hash. prefix: hash of the prefix's ids (``shared.identity.ids_hash``).
     encoding: of stored KV. kv_context: what chunks are computed behind. adapter: identity of the adapter

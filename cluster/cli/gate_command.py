@@ -22,7 +22,7 @@ DEFAULT_QUESTIONS, DEFAULT_TOLERANCE, DEFAULT_ALPHA = 1500, 0.03, 0.05
 
 
 class NumberOrFile(click.ParamType[int | Path]):
-    """How many questions are invented, or the file that holds one's own."""
+    """Number of questions that are invented, or the file that holds one's own."""
 
     name = "FILE|NUMBER"
 
@@ -255,7 +255,7 @@ def gate(
 
 
 def verdict_file(config: QuiltConfig) -> Path:
-    """Where the generator will look for it.
+    """Returns where the generator will look for it.
 
     Raises:
         ConfigError: the model has no directory of its own.

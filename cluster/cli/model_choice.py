@@ -68,8 +68,8 @@ def chosen_values(config_path: Path | None, options: Mapping[str, Any]) -> dict[
 def conversion_progress(
     console: Console, model: str
 ) -> Iterator[tuple[Callable[[int, int], None], Callable[[], None]]]:
-    """What to call with bytes done and in all, and when another process converts the model; nothing is shown
-    before that."""
+    """Returns what to call with bytes done and in all, and when another process converts the model; nothing
+    is shown before that."""
     bar = Progress(
         TextColumn("converting {task.description}, once"),
         BarColumn(),

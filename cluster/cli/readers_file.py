@@ -33,7 +33,7 @@ _KEYS = frozenset({"readers", "sections"})
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may read a document."""
+    """Groups that may read a document."""
 
     readers: Readers = EVERYBODY
     sections: tuple[SectionReaders, ...] = ()
@@ -68,7 +68,7 @@ class _ReadersRule:
 
 
 class ReadersRules:
-    """What the files of one source say.
+    """Rules that the files of one source give.
 
     Raises:
         InvalidRequest: names the file and what is wrong with it.

@@ -53,7 +53,7 @@ class Session:
         return replace(self, as_json=True, out=silent, err=self.err if self.err.is_terminal else silent)
 
     def tell(self, value: object, text: str = "") -> None:
-        """What came of a command: ``value`` as its JSON document, or ``text``."""
+        """Tells what came of a command: ``value`` as its JSON document, or ``text``."""
         if self.as_json:
             click.echo(as_json(value))
         elif text:
@@ -89,7 +89,7 @@ class Session:
 
     @property
     def http(self) -> str:
-        """Where the stack that runs on the data directory answers HTTP; empty: a server was named."""
+        """Returns where the stack that runs on the data directory answers HTTP; empty: a server was named."""
         return "" if self.target_option else self._state().http
 
     def target_of(self, application: str) -> str:

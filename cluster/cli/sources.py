@@ -40,7 +40,7 @@ class Readable(Protocol):
 
     @property
     def access(self) -> Access:
-        """Who may read it, by a file beside it; ``UNSAID``: no file says so."""
+        """Says who may read it, by a file beside it; ``UNSAID``: no file says so."""
         ...
 
     def read(self) -> bytes:
@@ -151,7 +151,7 @@ def find_sources(paths: Sequence[Path]) -> Sources[SourceFile]:
 
 
 def named(uri: str, label: str) -> tuple[str, str]:
-    """What documents call the source they come from, and how their ids begin.
+    """Returns what documents call the source they come from, and how their ids begin.
 
     Raises:
         InvalidRequest: ``label`` is neither empty nor a name.

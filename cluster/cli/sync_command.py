@@ -146,7 +146,7 @@ def as_values(report: SyncReport, collection: str, dry_run: bool) -> dict[str, o
 
 
 def print_report(console: Console, report: SyncReport, delete: bool, dry_run: bool) -> None:
-    """What was done by name as long as it is little, then in numbers, then what went wrong."""
+    """Prints what was done, by name as long as it is little, then in numbers, then what went wrong."""
     from cluster.cli.ingest_command import NUM_SHOWN
 
     gone = [d for d in report.vanished if not (delete and dry_run)]

@@ -99,7 +99,7 @@ class SyncReport:
 
 
 def plan_of(source: SyncSource, found: Sources[Readable], documents: Iterable[DocumentInfo]) -> SyncPlan:
-    """What there is to do, by names alone."""
+    """Plans what there is to do, by names alone."""
     in_source = {file.document_id: file for file in found.files}
     own: set[str] = set()
     taken: dict[str, str] = {}

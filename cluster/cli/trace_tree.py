@@ -67,7 +67,7 @@ def trace_lines(nodes: Sequence[SpanNode]) -> Iterator[str]:
 
 
 def counts_of(span: KeptSpan) -> str:
-    """What it says besides whose request it is of."""
+    """Returns what it says besides whose request it is of."""
     told = ((key, value) for key, value in span.attributes.items() if key not in _EVERYWHERE and value != "")
     return " ".join(f"{key.removeprefix(_OURS)}={_short(value)}" for key, value in told)
 

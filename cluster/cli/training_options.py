@@ -136,7 +136,7 @@ def refuse_collection(options: dict[str, Any]) -> None:
 
 
 def _asked_examples(options: dict[str, Any], apart: float | None) -> list[Example] | None:
-    """What --data or --invented says; None: --collection.
+    """Returns what --data or --invented says; None: --collection.
 
     Raises:
         ConfigError, InvalidRequest: none of them or several; the file cannot be used.

@@ -29,7 +29,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What is looked at. ``state``: of the stack that runs on the data directory; None: none does.
+    """Things that are looked at. ``state``: of the stack that runs on the data directory; None: none does.
     ``status``: asks its services how they are."""
 
     config: QuiltConfig

@@ -70,7 +70,7 @@ def check_free_ports(installation: Examined) -> tuple[Outcome, str, str]:
 
 
 def check_doors(installation: Examined) -> tuple[Outcome, str, str]:
-    """Who reaches them from elsewhere."""
+    """Checks who reaches them from elsewhere."""
     config = installation.config
     hosts = {"grpc_host": config.grpc_host, "http_host": config.http_host}
     open_to_others = [name for name, host in hosts.items() if not _is_loopback(host)]

@@ -40,7 +40,7 @@ class Scrubber:
         self._secrets = sorted(known, key=len, reverse=True)
 
     def line(self, text: str) -> str:
-        """What an operator may show of one line of ours."""
+        """Returns what an operator may show of one line of ours."""
         for secret in self._secrets:
             text = text.replace(secret, REMOVED)
         for pattern, instead in _SUBSTITUTIONS:

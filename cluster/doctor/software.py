@@ -100,7 +100,7 @@ def pinned_versions() -> dict[str, str]:
 
 
 def requirements() -> list[str]:
-    """What kvquilt itself needs, extras left out."""
+    """Lists what kvquilt itself needs, extras left out."""
     found = importlib.metadata.requires("kvquilt") or []
     plain = (line for line in found if "extra ==" not in line)
     return [_normalised(re.split(r"[\s\[;<>=!~]", line, maxsplit=1)[0]) for line in plain]

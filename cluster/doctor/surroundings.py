@@ -128,7 +128,7 @@ def check_services(installation: Examined) -> tuple[Outcome, str, str]:
 
 
 def _skew_s(endpoint: str, secure: bool, ca_file: str) -> float | None:
-    """How far the server's clock is from ours; None: it does not say."""
+    """Measures how far the server's clock is from ours; None: it does not say."""
     context = trusting(ca_file) if secure else None
     with urllib3.PoolManager(timeout=_CONNECT_S, retries=False, ssl_context=context) as pool:
         try:

@@ -48,7 +48,7 @@ class EvalAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one request was told. ``first``: its first token."""
+    """Answer to one request. ``first``: its first token."""
 
     text: str
     first: TokenEvent

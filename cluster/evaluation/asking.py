@@ -141,5 +141,5 @@ def _elsewhere(worker: Worker) -> Callable[[CaseBatch], Answers]:
 
 
 def _bare(task: EvalTask) -> EvalTask:
-    """What travels to another process: a task's cases do not."""
+    """Strips to what travels to another process: a task's cases do not."""
     return dataclasses.replace(task, cases=())

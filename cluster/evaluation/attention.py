@@ -40,7 +40,7 @@ class AttentionCase:
 
     @property
     def borders(self) -> list[int]:
-        """Where prefix, chunks, question begin, and where all of it ends."""
+        """Returns where prefix, chunks, question begin, and where all of it ends."""
         lens = [len(self.prefix_ids), *map(len, self.chunks), len(self.question_ids)]
         return list(accumulate(lens, initial=0))
 
@@ -125,7 +125,7 @@ def attention(loaded: Any, case: AttentionCase, kind: MaskKind) -> Floats:
 
 
 def _mask(case: AttentionCase, kind: MaskKind) -> Tensor:
-    """What is added to scores [1, 1, T, T]."""
+    """Returns what is added to scores [1, 1, T, T]."""
     num, borders = len(case.token_ids), case.borders
     seen_TT = torch.ones(num, num, dtype=torch.bool).tril()
     if kind is not MaskKind.CAUSAL:

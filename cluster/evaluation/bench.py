@@ -36,8 +36,8 @@ from shared.measuring.paired import divergence
 
 @dataclass(frozen=True, slots=True)
 class BenchSize:
-    """How much is asked at once. ``contexts``: at most; fewer, if their KV would take more than a quarter of
-    ``resident_bytes``."""
+    """Limits on how much is asked at once. ``contexts``: at most; fewer, if their KV would take more than a
+    quarter of ``resident_bytes``."""
 
     branches: int
     contexts: int
@@ -176,7 +176,7 @@ class EvalBench:
         return Recompute(tokens=tuple(np.flatnonzero(np.concatenate(chosen.chosen)).tolist()))
 
     def _run(self, requests: Sequence[GenerateRequest]) -> tuple[list[Told], float]:
-        """What each was answered, and the seconds that all of them took."""
+        """Returns what each was answered, and the seconds that all of them took."""
         began = time.monotonic()
         together = AskedTogether(self._engine, requests)
         together.run()

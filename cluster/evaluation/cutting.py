@@ -49,7 +49,7 @@ class CaseCutter:
         return sum(num for _, num in self._cut(text))
 
     def cut(self, documents: Sequence[EvalDocument], question: str, max_tokens: int) -> CutCase:
-        """What is too long loses chunks in its middle, as LongBench has it.
+        """Cuts what is too long: it loses chunks in its middle, as LongBench has it.
 
         Raises:
             ContextTooLong: there is no room for a single chunk.

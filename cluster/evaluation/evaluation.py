@@ -138,7 +138,7 @@ class EvalRun:
         return (self.processes or usual) - 1
 
     def _settings(self, arms: Sequence[EvalArm]) -> dict[str, object]:
-        """What answers depend on besides the cases."""
+        """Returns what answers depend on besides the cases."""
         ingestion = self.models.ingestion
         return {
             "model": Path(self.models.primary).name,
@@ -159,7 +159,7 @@ class EvalRun:
 
 
 def arms_for(arms: tuple[EvalArm, ...], task: EvalTask) -> tuple[EvalArm, ...]:
-    """Where there are no documents, all arms are one."""
+    """Returns the arms; where there are no documents, all are one."""
     return arms if any(case.documents for case in task.cases) else (FULL,)
 
 

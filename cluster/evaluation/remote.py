@@ -125,8 +125,8 @@ class RemoteBench:
         arm: EvalArm,
         sampling: SamplingParams,
     ) -> tuple[Told, float]:
-        """What it was answered, and the seconds that it took. ``alone``: the adapter where ``arm`` has none;
-        empty: the service's own."""
+        """Returns what it was answered, and the seconds that it took. ``alone``: the adapter where ``arm``
+        has none; empty: the service's own."""
         order = GenerationOrder(
             tuple(pieces_of(one, arm)),
             (Tokenized(one.question_ids, one.case.question),),

@@ -131,7 +131,7 @@ class SuiteOrder:
         return () if self.suite.reader else (("RULER", tuple(Variant)),)
 
     def settings(self) -> dict[str, object]:
-        """What cases depend on: answers to others are not to be mixed with theirs."""
+        """Returns what cases depend on: answers to others are not to be mixed with theirs."""
         return {
             "suite": self.suite.value,
             "seed": self.seed,

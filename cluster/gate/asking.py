@@ -90,7 +90,7 @@ class Asking:
             errors.print("the time is up; the same command goes on from here")
 
     def missing(self, ledger: Ledger, subject: Subject) -> list[Way]:
-        """What has not been asked about it."""
+        """Returns what has not been asked about it."""
         return [
             (kind, arm)
             for kind, arm in self.ways(subject)
@@ -106,7 +106,7 @@ class Asking:
     def _batches(
         self, bench: GateBench, ledger: Ledger, subjects: Sequence[Subject], skip: Callable[[], object]
     ) -> Iterator[Wanted]:
-        """What is missing, of so many contexts at once that their KV has room."""
+        """Parts what is missing into batches of so many contexts at once that their KV has room."""
         batch: list[tuple[Subject, list[Way]]] = []
         num_tokens = 0
         for subject in subjects:

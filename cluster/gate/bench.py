@@ -78,7 +78,8 @@ class QualityBench:
     def _prepare(
         self, trial: Trial, kinds: set[TaskKind]
     ) -> dict[TaskKind, list[tuple[Task, int, AskedQuestion]]]:
-        """What is asked, by kind: the task, the number of the question, and the question over its chunks."""
+        """Prepares what is asked, by kind: the task, the number of the question, and the question over its
+        chunks."""
         ingested = {
             layout: self._ingestion.ingest(sources_of(trial, layout))
             for layout in {kind.layout for kind in kinds}

@@ -123,7 +123,7 @@ def decide(
 
 @dataclass(frozen=True, slots=True)
 class _Course:
-    """What is known of one way on one group after each context, T of them. ``places``: the contexts that say
+    """State of one way on one group after each context, T of them. ``places``: the contexts that say
     something."""
 
     places: Sequence[int]

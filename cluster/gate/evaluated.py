@@ -1,4 +1,4 @@
-"""What came of an evaluation: findings, the decision, and the verdict that mode ``auto`` obeys."""
+"""Holds the outcome of an evaluation: findings, the decision, and the verdict that mode ``auto`` obeys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GENERATED, OWN = "generated", "own"
 def made_with(
     models: Models, plan: Comparison, prompts: PromptTokenizer, fingerprints: Mapping[str, str]
 ) -> MadeWith:
-    """What a verdict on these models holds for."""
+    """Returns what a verdict on these models holds for."""
     clip = plan.clips[0] if plan.clips else None
     return MadeWith(
         fingerprints["primary"],

@@ -131,7 +131,7 @@ class Evaluation:
         return [trial for _, trial in sorted(placed, key=lambda one: one[0])]
 
     def _settings(self, plan: Comparison, shapes: Shapes) -> dict[str, object]:
-        """What answers depend on: those of other settings are not to be mixed with these."""
+        """Returns what answers depend on: those of other settings are not to be mixed with these."""
         ingestion = self.models.ingestion
         return {
             "seed": self.seed,

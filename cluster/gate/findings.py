@@ -115,7 +115,7 @@ def likenesses(answers: Sequence[GradedAnswer], ratio: float) -> list[Likeness]:
 
 
 def evidence(found: Sequence[Finding]) -> dict[str, Tally]:
-    """What a verdict was made of, by kind of question."""
+    """Returns what a verdict was made of, by kind of question."""
     return {
         finding.kind: Tally(
             finding.num_questions,

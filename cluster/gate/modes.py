@@ -43,7 +43,7 @@ class ClipSetting:
 
 
 class Over(enum.StrEnum):
-    """What an answer is read from, in place of the chunks that were retrieved."""
+    """Context that an answer is read from, in place of the chunks that were retrieved."""
 
     PLACED = ""
     BLOCKS = "whole_blocks"
@@ -81,7 +81,7 @@ WHOLE_BLOCKS, CLOSED_BOOK = (
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What is compared with what. ``others``: modes besides ``reordered`` that recompute nothing.
+    """Modes that are compared. ``others``: modes besides ``reordered`` that recompute nothing.
     ``as_served``: a ratio is what a request's would be, as a verdict needs it; else every mode computes as
     much as ``cacheclip``, where there is one, and ``cacheblend`` its first two layers besides."""
 
@@ -93,7 +93,7 @@ class Comparison:
 
     @property
     def controls_as(self) -> str:
-        """How much the controls compute, for the settings of kept answers."""
+        """Says how much the controls compute, for the settings of kept answers."""
         if self.as_served:
             return "served"
         return self.clips[0].label if self.clips else "ratio"
@@ -108,7 +108,7 @@ class Comparison:
 
     @property
     def candidates(self) -> tuple[Arm, ...]:
-        """What a verdict may name, except ``full``: ways that requests can ask for, about questions of
+        """Lists what a verdict may name, except ``full``: ways that requests can ask for, about questions of
         every kind. Of the forms of ``cacheclip`` the first."""
         served = (None, *self.clips[:1])
         return tuple(
@@ -131,7 +131,7 @@ class Comparison:
             yield from (Arm(ReuseMode.CACHECLIP, ratio, clip) for clip in self.clips)
 
     def reference(self, arm: Arm) -> Arm:
-        """What it is tested against: ``cacheclip`` at the same ratio, else ``reordered``."""
+        """Returns what it is tested against: ``cacheclip`` at the same ratio, else ``reordered``."""
         if not (self.clips and self.ratios):
             return REORDERED
         return Arm(ReuseMode.CACHECLIP, arm.ratio or self.ratio, self.clips[0])

@@ -92,8 +92,8 @@ def decision_table(decision: GateDecision) -> Table:
 
 
 def kl_table(found: Sequence[Finding]) -> Table:
-    """How far the first tokens' distributions are from the reference's, in nats: a row for each way, a column
-    for each kind of question."""
+    """Shows how far the first tokens' distributions are from the reference's, in nats: a row for each way, a
+    column for each kind of question."""
     table = Table("KL to whole blocks", box=None, pad_edge=False, header_style="dim")
     for finding in found:
         table.add_column(f"{finding.kind} ({finding.num_questions})", justify="right")

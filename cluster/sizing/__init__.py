@@ -1,1 +1,1 @@
-"""How large a system must be: bytes of KV, replicas, what storing costs and what it saves."""
+"""Works out how large a system must be: bytes of KV, replicas, what storing costs and what it saves."""

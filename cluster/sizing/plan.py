@@ -16,7 +16,7 @@ _MOST = 1e12
 
 @dataclass(frozen=True, slots=True)
 class SystemPlan:
-    """What is to be served, by what. ``document_tokens``: of each document, ``question_tokens`` and
+    """Plan of what is to be served, by what. ``document_tokens``: of each document, ``question_tokens`` and
     ``answer_tokens`` of each question, of which ``rate`` come per second, over ``chunks`` each.
 
     ``hit_share``: of the chunks of questions, those that are in an engine's memory; ``recompute``: of their

@@ -145,7 +145,7 @@ def _windows(manifest: Manifest) -> Iterator[ExampleDocument]:
 
 
 def _bundles(documents: Sequence[ExampleDocument], num_chunks: int) -> Iterator[list[ExampleDocument]]:
-    """What is left over at the end joins the last one."""
+    """Bundles documents; what is left over at the end joins the last bundle."""
     bundles: list[list[ExampleDocument]] = []
     for document in documents:
         if not bundles or sum(len(one.chunks) for one in bundles[-1]) >= num_chunks:

@@ -82,7 +82,7 @@ class TrainedModel:
 
 @dataclass(frozen=True, slots=True)
 class Distillation:
-    """What every pupil is trained with; ``kept``: where what was computed once lies."""
+    """Settings that every pupil is trained with; ``kept``: where what was computed once lies."""
 
     model: LoadedModel
     prompts: PromptTokenizer

@@ -131,7 +131,7 @@ class _Desk:
         self._come.set()
 
     async def take(self, wait_s: float) -> list[tuple[Any, ...]]:
-        """What was told since, or is within this time."""
+        """Takes what was told since, or is within this time."""
         if not self._news:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._come.wait(), wait_s)

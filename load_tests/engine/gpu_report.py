@@ -60,7 +60,7 @@ class ReportPlan:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What ``number`` of the measurement should be. ``most``: and not more than; else not less."""
+    """Aim for ``number`` of the measurement. ``most``: and not more than; else not less."""
 
     measurement: str
     number: Callable[[Measurement], float | None]

@@ -1,4 +1,5 @@
-"""What the KV store costs: opening, loading, first tokens over stored KV, and chunks from node to node.
+"""Measures what the KV store costs: opening, loading, first tokens over stored KV, and chunks from node to
+node.
 
     python -m load_tests.kv_store --json build/kv_store.json
 
@@ -27,8 +28,9 @@ from shared.measuring.shapes import QWEN2_05B, Shape
 
 @dataclass(frozen=True, slots=True)
 class StorePlan:
-    """What is measured: a chunk of Qwen2-7B, and time to first token with a model of Qwen2-0.5B's shape.
-    ``s3``: the endpoint of a server that is there already; ``runs`` 0: as many as each measurement needs."""
+    """Plan of what is measured: a chunk of Qwen2-7B, and time to first token with a model of Qwen2-0.5B's
+    shape. ``s3``: the endpoint of a server that is there already; ``runs`` 0: as many as each measurement
+    needs."""
 
     directory: Path
     s3: str = ""

@@ -1,4 +1,5 @@
-"""How fast a chunk's file is opened, and loaded with every byte verified, against the bare system calls."""
+"""Measures how fast a chunk's file is opened, and loaded with every byte verified, against the bare system
+calls."""
 
 from __future__ import annotations
 

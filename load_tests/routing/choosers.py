@@ -37,7 +37,7 @@ class ReplicaChooser(Protocol):
 
     @property
     def num_routers(self) -> int:
-        """How many listen to reports."""
+        """Number of routers that listen to reports."""
 
 
 class Deaf:

@@ -83,7 +83,7 @@ def measurements(ways: Mapping[str, Findings]) -> Iterator[Measurement]:
 
 
 def gain(ways: Mapping[str, Findings]) -> tuple[float, float]:
-    """How many times better ours is over rendezvous hashing, in the day's p95 and in loads."""
+    """Computes how many times better ours is over rendezvous hashing, in the day's p95 and in loads."""
     ours, than = ways[CHUNKS.name].day, ways[RENDEZVOUS.name].day
     return than.ttft_p95_ms / ours.ttft_p95_ms, than.num_loads / max(ours.num_loads, 1e-9)
 

@@ -27,7 +27,7 @@ class HeldKv:
     ready_ms: OrderedDict[ChunkKey, float] = field(default_factory=OrderedDict)
 
     def use(self, key: ChunkKey) -> float | None:
-        """When it is there; None: never."""
+        """Returns when it is there; None: never."""
         ready_ms = self.ready_ms.get(key)
         if ready_ms is not None:
             self.ready_ms.move_to_end(key)

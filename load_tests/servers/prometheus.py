@@ -34,7 +34,7 @@ class PrometheusPrograms:
     tool: Path
 
     def check(self, *arguments: str, stdin: str = "") -> str:
-        """What ``promtool`` says.
+        """Returns what ``promtool`` says.
 
         Raises:
             AssertionError: it found something wrong; with what it said.

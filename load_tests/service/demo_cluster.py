@@ -23,8 +23,8 @@ from shared.errors import KvquiltError
 
 @contextmanager
 def demo_cluster(shape: str | None, console: Console, **settings: Any) -> Iterator[StackState]:
-    """Where it is reached, and more. ``shape``: of a model with random weights in place of the demo model;
-    ``settings``: that differ.
+    """Address and more of a demo cluster. ``shape``: of a model with random weights in place of the demo
+    model; ``settings``: that differ.
 
     Raises:
         KvquiltError: a service failed to start.

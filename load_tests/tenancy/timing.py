@@ -71,7 +71,7 @@ async def measure(
 
 
 def attack(new: Floats, known: Floats, seed: int = 0) -> Attack:
-    """What the times say of which texts are known."""
+    """Guesses by the times which texts are known."""
     rng = np.random.Generator(np.random.Philox(seed))
     aucs, savings = np.empty(_NUM_SAMPLES), np.empty(_NUM_SAMPLES)
     for i in range(_NUM_SAMPLES):

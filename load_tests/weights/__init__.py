@@ -1,1 +1,1 @@
-"""What int8 weights cost in quality."""
+"""Measures what int8 weights cost in quality."""

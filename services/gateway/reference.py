@@ -57,8 +57,8 @@ class Reference:
         return text
 
     async def _order(self, ctx: RequestContext, answered: AnsweredOrder) -> GenerationOrder:
-        """Where the whole blocks are longer than the model reads, those chunks of them that are nearest to
-        the retrieved ones."""
+        """Orders the chunks. Where the whole blocks are longer than the model reads, those chunks of them
+        that are nearest to the retrieved ones."""
         model = await self._generator.describe(ctx)
         names = dict.fromkeys(hit.document_id for hit in answered.hits)
         documents = {i: await self._store.get_manifest(ctx, answered.collection, i) for i in names}

@@ -86,7 +86,7 @@ class ReplicaChoice:
         request.route = decision.explain(replica_id) if request.explain else ""
 
     def known(self, node_id: str) -> Mapping[str, tuple[int, int]]:
-        """What was heard from there, as ``NoticeBoard.since`` takes it."""
+        """Returns what was heard from there, as ``NoticeBoard.since`` takes it."""
         return self._known.get(node_id, {})
 
     def heard(self, node_id: str, notices: Iterable[Mapping[str, object]]) -> None:
@@ -132,8 +132,8 @@ class ReplicaChoice:
 
 
 def _rates_of(told: object) -> ReplicaRates | None:
-    """What is not told to be anywhere is taken from the slowest tier that the replica has read; None: it has
-    seen too little, or tells nonsense."""
+    """Returns the rates. What is not told to be anywhere is taken from the slowest tier that the replica has
+    read; None: it has seen too little, or tells nonsense."""
     if (
         not isinstance(told, Mapping)
         or "prefill_ms" not in told

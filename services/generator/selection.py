@@ -160,7 +160,7 @@ class Choosing:
         return context, _known("questions", [self._reader.question(question) for question in order.questions])
 
     def _context(self, piece: Piece, chunk: Chunk, links: Sequence[Chunk]) -> tuple[SelectionLink, ...]:
-        """What a piece itself says that it stands behind; empty: nothing, or what has no text."""
+        """Returns what a piece itself says that it stands behind; empty: nothing, or what has no text."""
         if not isinstance(piece, Conditioned) or not piece.context:
             return ()
         chain = chain_of(chunk, links) or ()

@@ -172,7 +172,7 @@ class Generator:
         return plan
 
     async def tokenized(self, work: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """What ``work`` makes of texts, in the thread that is for it."""
+        """Returns what ``work`` makes of texts, in the thread that is for it."""
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work, *arguments)
 
     def generate(self, ctx: RequestContext, plan: Plan) -> AsyncGenerator[Event, None]:
@@ -254,7 +254,7 @@ class Generator:
                     yield event
 
     def teller(self, replica_id: str, send: Callable[[Notice], Awaitable[bool]]) -> ResidencyTeller:
-        """What tells routers of this replica; see there."""
+        """Makes what tells routers of this replica; see there."""
         epoch, bytes_per_token = time.time_ns() // 10**6, self.model.spec.kv_bytes_per_token
         self._teller = ResidencyTeller(replica_id, epoch, self._engine.stats, bytes_per_token, send)
         return self._teller

@@ -76,7 +76,7 @@ class ResidencyTeller:
             await asyncio.sleep(period_s)
 
     def _beside(self, stats: EngineStats) -> Mapping[str, object]:
-        """How busy it is and, as far as it has seen any, how fast."""
+        """Says how busy it is and, as far as it has seen any, how fast."""
         load = ReplicaLoad(stats.waiting * self._request_ms, 0.0, stats.running)
         rates: dict[str, object] = {}
         if stats.compute_s is not None:

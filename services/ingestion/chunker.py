@@ -181,8 +181,8 @@ class Chunker:
 
 
 def _inside_long_lines(text: str) -> Iterator[int]:
-    """Where lines of more than ``_LONG_LINE`` characters are cut beforehand, at blanks if there are some:
-    what the splitters take for a line grows with its square."""
+    """Finds where lines of more than ``_LONG_LINE`` characters are cut beforehand, at blanks if there are
+    some: what the splitters take for a line grows with its square."""
     for line in _LONGER_LINE.finditer(text):
         at = line.start()
         while line.end() - at > _LONG_LINE:

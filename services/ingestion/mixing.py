@@ -31,7 +31,7 @@ def mixed_collections(counts: Sequence[AlikeDocuments], now: MadeFor) -> str:
 
 
 def difference(made: MadeFor, now: MadeFor) -> str:
-    """What ``made`` has otherwise; empty: nothing."""
+    """Says what ``made`` has otherwise; empty: nothing."""
     if what := made.differs_from(now):
         return f"another {what}"
     if made.kv_context != now.kv_context:
@@ -40,7 +40,7 @@ def difference(made: MadeFor, now: MadeFor) -> str:
 
 
 def mixing(collection: str, stale: Sequence[Manifest], model: ModelDescription) -> ModelMismatch:
-    """Why a new document is not stored beside ``stale`` ones."""
+    """Says why a new document is not stored beside ``stale`` ones."""
     what = stale[0].made_for.differs_from(model.made_for)
     return ModelMismatch(
         f"collection {collection!r} has {len(stale)} documents made for another {what} than the one "

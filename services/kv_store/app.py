@@ -116,7 +116,7 @@ class AgentActor:
             return await asyncio.to_thread(self._notices.told, notice)
 
     async def notices(self, known: dict[str, tuple[int, int]]) -> list[dict[str, object]]:
-        """What a router has not heard yet of who holds what on this node."""
+        """Returns what a router has not heard yet of who holds what on this node."""
         await self.address()
         async with self._noticing:
             return await asyncio.to_thread(self._notices.since, known)

@@ -132,11 +132,11 @@ class MilvusIndex:
         return settings_in(described.get("properties") or {})
 
     def outdated(self) -> int:
-        """How many collections, of all tenants, another embedder than the configured one is searched in."""
+        """Counts the collections, of all tenants, another embedder than the configured one is searched in."""
         return sum(not is_of(name, self._embedder) for name in oldest(self._open.all_names()))
 
     def in_other_languages(self) -> tuple[int, int]:
-        """How many chunks are of documents that are not English, and how many there are, in the collections
+        """Counts the chunks of documents that are not English, and how many there are, in the collections
         that were used since the start."""
         counts = []
         for loaded in self._open.now():

@@ -27,7 +27,7 @@ class Reranker(Protocol):
     def identity(self) -> str: ...
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """How well each text answers the query; larger is better."""
+        """Scores how well each text answers the query; larger is better."""
         ...
 
 

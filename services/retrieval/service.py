@@ -235,7 +235,7 @@ class RetrievalService:
         return await self._read(self._index.documents, ctx.tenant, collection, ctx.principal)
 
     async def shortcomings(self) -> str:
-        """What an operator should do something about; empty: nothing."""
+        """Lists what an operator should do something about; empty: nothing."""
         found = []
         if outdated := await self._read(self._index.outdated):
             found.append(

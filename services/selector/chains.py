@@ -41,8 +41,8 @@ class ChainStore(Protocol):
 
 
 class Front(NamedTuple):
-    """What the next chunk may stand behind: a chain, by its last and its first link, with its tokens and
-    those of the first."""
+    """Chain that the next chunk may stand behind: a chain, by its last and its first link, with its tokens
+    and those of the first."""
 
     last_id: str = ""
     num_tokens: int = 0
@@ -108,7 +108,7 @@ class Chains:
         self._fronts: OrderedDict[tuple[str, str], Front] = OrderedDict()  # by tenant and parent
 
     async def of(self, ctx: RequestContext, turn: Turn, placed: Placed) -> tuple[Chunk, ...] | None:
-        """What the chunk stands behind, the first of it first; None: that is not known any more."""
+        """Returns what the chunk stands behind, the first of it first; None: that is not known any more."""
         if not placed.chunk.parent_id:
             return ()
         links = placed.links
@@ -117,7 +117,8 @@ class Chains:
         return None if links is None else chain_of(placed.chunk, links)
 
     async def front(self, ctx: RequestContext, turn: Turn, told: SelectionChunk) -> Known | None:
-        """What ``told`` may stand behind, by its context or by its parent's document; None: it is not known.
+        """Returns what ``told`` may stand behind, by its context or by its parent's document; None: it is not
+        known.
 
         Raises:
             ModelMismatch: a context's text does not give its token ids by the primary's tokenizer.
@@ -145,7 +146,7 @@ class Chains:
         return Chunk(chunk_identity(tenant, *self._of, ids, front.last_id), ids, front.last_id, isolated_id)
 
     async def _stored(self, ctx: RequestContext, turn: Turn, parent_id: str) -> Known | None:
-        """What ends with ``parent_id``, by the manifest of a document."""
+        """Returns the chain that ends with ``parent_id``, by the manifest of a document."""
         key = (ctx.tenant, parent_id)
         self._fronts.pop(key, None)
         chain = await self._asked(ctx, parent_id)
@@ -186,7 +187,7 @@ class Chains:
         return chain if len(chain.texts) == len(chain.links) else None
 
     async def _read(self, ctx: RequestContext, turn: Turn, told: Sequence[SelectionLink]) -> Known:
-        """What the texts are to the auxiliary; one without a token of it is left out."""
+        """Tokenizes the texts for the auxiliary; one without a token of it is left out."""
 
         def read() -> Known:
             front, links = Front(), list[Chunk]()

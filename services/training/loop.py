@@ -30,7 +30,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """What was learned at the evaluation with the lowest loss."""
+    """Parameters at the evaluation with the lowest loss."""
 
     update: int
     evaluation: HeldOutLoss
@@ -110,7 +110,8 @@ class TrainingLoop(Generic[LessonT]):
         return HeldOutLoss(loss / tokens, alike / tokens)
 
     def save(self) -> None:
-        """What is trained at its best, as it is if it was never evaluated, and all that it takes to go on."""
+        """Saves what is trained at its best, as it is if it was never evaluated, and all that it takes to go
+        on."""
         if self._workers.rank:
             return
         self.out.mkdir(parents=True, exist_ok=True)
@@ -165,7 +166,7 @@ class TrainingLoop(Generic[LessonT]):
         return True
 
     def _of(self) -> dict[str, str]:
-        """What must be the same to go on."""
+        """Returns what must be the same to go on."""
         lessons = repr([lesson.identity for lesson in (*self.held_out, *self.lessons)])
         return {
             **self.settings.told(),

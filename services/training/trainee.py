@@ -48,7 +48,7 @@ class HeldOutLoss:
 
 
 class Trainee(Protocol[LearnsT]):
-    """What is trained: an adapter, a model, vectors. The loop never looks inside.
+    """The thing that is trained: an adapter, a model, vectors. The loop never looks inside.
 
     ``measure``: what the loss is, for readers (``KL``). ``untrained``: what it is compared with, for readers
     (``without the adapter``).
@@ -58,7 +58,7 @@ class Trainee(Protocol[LearnsT]):
     untrained: str
 
     def parameters(self) -> Iterable[Tensor]:
-        """What gradients are taken of, in an order that is the same in every process."""
+        """Returns the tensors that gradients are taken of, in an order that is the same in every process."""
         ...
 
     def state(self) -> Mapping[str, Tensor]:
@@ -70,7 +70,7 @@ class Trainee(Protocol[LearnsT]):
         ...
 
     def made_of(self) -> Mapping[str, str]:
-        """What must be the same, beside settings and lessons, to go on from a checkpoint, by name."""
+        """Returns what must be the same, beside settings and lessons, to go on from a checkpoint, by name."""
         ...
 
     def loss(self, lessons: Sequence[LearnsT]) -> Tensor:

@@ -210,8 +210,8 @@ class _Context:
 
 @dataclass(slots=True)
 class _Block:
-    """What is computed along the chains that begin with one chunk. Part 0 is the prefix, every further one a
-    chunk; ``in_front`` of each: the parts that it sees."""
+    """KV that is computed along the chains that begin with one chunk. Part 0 is the prefix, every further one
+    a chunk; ``in_front`` of each: the parts that it sees."""
 
     runs: list[PlacedTokens] = field(default_factory=list)
     in_front: list[set[int]] = field(default_factory=lambda: [{0}])

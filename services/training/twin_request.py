@@ -101,7 +101,7 @@ class TwinRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestRows:
-    """Where a request's tokens are among a step's rows. ``chunks``: as they are stored; empty if they are
+    """Places of a request's tokens among a step's rows. ``chunks``: as they are stored; empty if they are
     known, or wholly private. ``private``: of the context."""
 
     prefix: range

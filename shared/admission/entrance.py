@@ -75,7 +75,7 @@ class Entrance:
                 account.under_way -= 1
 
     def spend(self, principal: Principal, tokens: int) -> None:
-        """What a call of this principal turned out to cost: later ones wait until it is paid for."""
+        """Charges what a call of this principal turned out to cost: later ones wait until it is paid for."""
         account = self._account(principal)
         if account.tokens is not None:
             account.tokens.take(self._clock(), tokens)

@@ -59,7 +59,7 @@ class MemoryBudget:
 
 
 def estimate_bytes(num_bytes: int) -> int:
-    """What a request of so many bytes may take."""
+    """Estimates the memory that a request of so many bytes may take."""
     small = min(num_bytes, _SMALL_BYTES)
     return small * BYTES_PER_BYTE + (num_bytes - small) * _BYTES_PER_BYTE_BEYOND
 

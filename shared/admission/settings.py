@@ -35,7 +35,7 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class OwnAllowance:
-    """Where a tenant or one of its principals differs from the rule. None: it does not."""
+    """Limits in which a tenant or one of its principals differs from the rule. None: it does not."""
 
     requests_per_s: float | None = None
     tokens_per_s: float | None = None

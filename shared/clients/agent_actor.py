@@ -37,7 +37,7 @@ def own_node(application: str, node_id: str, identity: ServiceIdentity | None = 
 
 
 class NoticeCalls:
-    """What holders of KV tell the agents of their nodes, and routers ask there
+    """Calls by which holders of KV tell the agents of their nodes, and routers ask there
     (``shared.routing.noticeboard``). A router lives in whoever has a handle of the generator, where there is
     neither a setting of ours nor a secret: so this goes by Ray, which nobody outside can call.
 

@@ -88,8 +88,8 @@ class NodeFilesClient:
         return (await self._node.ask(ctx, "Adopt", request, kv_store_pb2.PutResponse)).existed
 
     async def chain(self, ctx: RequestContext, parent_id: str) -> Chain | None:
-        """What a chunk with this parent is computed behind, by its document's manifest; None: no document has
-        it."""
+        """Finds the chain that a chunk with this parent is computed behind, by its document's manifest; None:
+        no document has it."""
         response = await self._node.ask(ctx, "Chain", pb.ChainRequest(parent_id=parent_id), pb.ChainResponse)
         return CHAIN.of(response.chain) if response.HasField("chain") else None
 

@@ -27,7 +27,7 @@ class Transport(Protocol):
 
 @runtime_checkable
 class ClientStreaming(Protocol):
-    """What a transport can do beyond that if it can stream requests: a gRPC channel, not a Serve handle."""
+    """Transport that can do more if it can stream requests: a gRPC channel, not a Serve handle."""
 
     async def client_stream(
         self, method: str, requests: AsyncIterator[Message], response_type: type[ResponseT], timeout_s: float

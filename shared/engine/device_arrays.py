@@ -36,8 +36,8 @@ class DeviceArrays:
         self.write(arrays)
 
     def write(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """What the device was told before still reads the old numbers. Pinned memory is another one each
-        time: torch keeps it until it is copied, and the host need not wait for that."""
+        """Writes new numbers. What the device was told before still reads the old numbers. Pinned memory is
+        another one each time: torch keeps it until it is copied, and the host need not wait for that."""
         on_gpu = self._device.device.type == "cuda"
         written = torch.empty(len(self._device), dtype=torch.uint8) if on_gpu else self._device
         host = written.numpy()

@@ -39,7 +39,7 @@ class Work(Protocol):
 
     @property
     def late(self) -> bool:
-        """What it computes is on its way as well."""
+        """Says whether the KV that it computes is on its way as well."""
         ...
 
 

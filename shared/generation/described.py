@@ -31,7 +31,7 @@ class ModelDescription:
 
     @property
     def least_stored_bytes_per_token(self) -> int:
-        """What files of new KV take, without their headers and ranges."""
+        """Bytes that files of new KV take, without their headers and ranges."""
         packed = PACKED_BITS.get(self.kv_encoding)
         if packed is None:
             return self.kv_bytes_per_token
@@ -39,15 +39,16 @@ class ModelDescription:
 
     @property
     def made_for(self) -> MadeFor:
-        """What KV of a chunk's text is made for, by this model."""
+        """Conditions that this model makes KV of a chunk's text for."""
         template = text_hash(self.tokenizer_hash, self.chunk_template)
         return MadeFor(self.fingerprint, ids_hash(self.prefix_ids), template, kv_scope=self.kv_scope)
 
 
 @dataclass(frozen=True, slots=True)
 class MadeFor:
-    """What a document's KV and token ids depend on besides its text. ``prefix``, ``template``: hashes; empty:
-    not known, since an earlier version stored the document. An answer over another one would be wrong.
+    """Conditions that a document's KV and token ids depend on besides its text. ``prefix``, ``template``:
+    hashes; empty: not known, since an earlier version stored the document. An answer over another one would
+    be wrong.
 
     ``kv_context``: what its KV is computed behind (``shared.kv_types.KvContext``; empty: the prefix alone).
     Each chunk names its own parent, so answers over any are right, and a model has none of its own.

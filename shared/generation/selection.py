@@ -52,7 +52,8 @@ class SelectionChunk:
 
 @dataclass(frozen=True, slots=True)
 class SelectionOrder:
-    """Which tokens of ``chunks`` each of ``questions`` needs computed anew, ``ratio`` (0 to 1) of them."""
+    """Order to select the tokens of ``chunks`` that each of ``questions`` needs computed anew, ``ratio`` (0
+    to 1) of them."""
 
     chunks: tuple[SelectionChunk, ...]
     questions: tuple[str, ...]

@@ -109,7 +109,7 @@ class Seal:
         return fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields + footer)) + _mark(version)
 
     def covered(self, footer: bytes) -> bytes:
-        """What the MAC's code is over."""
+        """Returns the bytes that the MAC is over."""
         mac = self.mac or Mac(bytes(KEY_ID_BYTES), bytes(SALT_BYTES), ())
         return self._fields() + mac.salt + mac.key_id + footer
 

@@ -1,4 +1,4 @@
-"""How far a chunk's file has arrived: one byte per layer, in a small file beside it.
+"""Tells how far a chunk's file has arrived: one byte per layer, in a small file beside it.
 
 The store gives the chunk's file its final size, writes parts as they arrive and marks them here; a reader on
 the same node waits for the layer that it needs next. Byte 0 stands for the frame (the file's tail: seal and

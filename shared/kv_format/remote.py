@@ -229,7 +229,7 @@ class _Answer:
 
 @contextmanager
 def _speaking_of(name: str) -> Iterator[None]:
-    """What a connection raises names the signed URL, which no log may have."""
+    """Keeps errors of a connection quiet about the signed URL, which no log may have."""
     try:
         yield
     except (OSError, urllib3.exceptions.HTTPError, http.client.HTTPException) as error:

@@ -117,7 +117,7 @@ class SealKeys:
         return SealKeys(tuple(self._keys.values()))
 
     def check_unsealed(self) -> None:
-        """What has no MAC. Raises ``ValueError`` where it must have one."""
+        """Checks what has no MAC. Raises ``ValueError`` where it must have one."""
         if self._required:
             raise ValueError("it has no seal of this installation, which auth.require_seals demands")
 

@@ -1,4 +1,4 @@
-"""What models of other programs may call, by the Model Context Protocol: `search`, `ask`, `list_documents`.
+"""Offers tools to models of other programs, by the Model Context Protocol: `search`, `ask`, `list_documents`.
 
 Knows neither HTTP nor gRPC: the gateway and the command line hand it a ``Library``. Start at ``server``.
 """

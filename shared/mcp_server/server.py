@@ -60,8 +60,8 @@ class Listing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What the tools call. ``context``: who asks, by the HTTP request that he came by (None: there is
-    none). ``on_error``: is told of every error, with that request."""
+    """Services that the tools call. ``context``: who asks, by the HTTP request that he came by (None: there
+    is none). ``on_error``: is told of every error, with that request."""
 
     context: Callable[[Any], RequestContext]
     answer: Callable[[RequestContext, Inquiry], AsyncGenerator[AnswerEvent, None]]

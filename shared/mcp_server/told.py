@@ -1,4 +1,4 @@
-"""What the tools tell: values of the system as models of other programs read them."""
+"""Describes what the tools tell: values of the system as models of other programs read them."""
 
 from __future__ import annotations
 

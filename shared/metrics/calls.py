@@ -16,7 +16,7 @@ OK = "OK"
 
 
 class CallOutcome:
-    """What becomes of a call: an error's code, or ``OK``."""
+    """Outcome of a call: an error's code, or ``OK``."""
 
     def __init__(self) -> None:
         self.code = OK

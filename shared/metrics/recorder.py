@@ -168,7 +168,7 @@ class Metrics:
             yield twin
 
     def _labelled(self, family: Family) -> Family:
-        """When a series began is not told: Prometheus knows restarts by counters that fall."""
+        """Leaves out when a series began: Prometheus knows restarts by counters that fall."""
         labelled = Family(family.name, family.documentation, family.type)
         labelled.samples = [
             Sample(s.name, self._constant | s.labels, s.value)

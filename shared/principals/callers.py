@@ -62,7 +62,7 @@ class Meta(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a call brings along from outside. ``metadata``: names in lower case. ``peer``: see
+    """Facts that a call brings along from outside. ``metadata``: names in lower case. ``peer``: see
     ``is_loopback``."""
 
     metadata: Iterable[tuple[str, str]]
@@ -71,8 +71,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a call. ``principal`` None: an operator, at work for whichever tenant its requests name.
-    ``speaks_for_others``: a service: its requests may say who asked it. ``must_say``: they must."""
+    """The one who makes a call. ``principal`` None: an operator, at work for whichever tenant its requests
+    name. ``speaks_for_others``: a service: its requests may say who asked it. ``must_say``: they must."""
 
     principal: Principal | None = None
     signer: Signer | None = None

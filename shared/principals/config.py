@@ -89,7 +89,7 @@ class CertificatesConfig:
 
 @dataclass(frozen=True, slots=True)
 class AuthConfig:
-    """Who may call (docs/authentication.md).
+    """Settings on who may call (docs/authentication.md).
 
     mode: `required`: whoever has no key, token or certificate is refused. `local`: the same as soon as there
     is a file of keys or an issuer of tokens; until then callers of this machine are its operators, and all

@@ -22,5 +22,5 @@ def check_service(signer: Signer, signed: str) -> None:
 
 
 def credentials_of(identity: ServiceIdentity | None) -> Credentials:
-    """What a service shows to such servers. ``identity`` None: nobody asks."""
+    """Returns the credentials that a service shows to such servers. ``identity`` None: nobody asks."""
     return no_credentials if identity is None else identity.credentials(DEFAULT_TENANT)

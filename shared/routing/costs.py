@@ -1,5 +1,5 @@
-"""What an answer costs at one replica, in milliseconds: waiting, then loading and prefill side by side, then
-the pressure of what decodes there.
+"""Estimates what an answer costs at one replica, in milliseconds: waiting, then loading and prefill side by
+side, then the pressure of what decodes there.
 
     cost = wait + max(Σ missing bytes per link ÷ the link's rate, prefill of what must be computed) + pressure
 
@@ -28,9 +28,9 @@ MOST_MS = 86_400_000.0
 
 
 class Tier(enum.StrEnum):
-    """Where a chunk's KV comes from. ``RESIDENT``: in the replica's engine; ``ARRIVING``: on its way there,
-    for a question that was sent before; ``MEMORY``, ``DISK``: its node's own; ``PEER``: another node's;
-    ``OBJECTS``: the object store; ``COMPUTED``: nowhere."""
+    """Place that a chunk's KV comes from. ``RESIDENT``: in the replica's engine; ``ARRIVING``: on its way
+    there, for a question that was sent before; ``MEMORY``, ``DISK``: its node's own; ``PEER``: another
+    node's; ``OBJECTS``: the object store; ``COMPUTED``: nowhere."""
 
     RESIDENT = "resident"
     ARRIVING = "arriving"
@@ -106,7 +106,7 @@ class ReplicaRates:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """What a replica says of itself. ``wait_ms``: until it would begin to prefill another question;
+    """Load of a replica, as it says itself. ``wait_ms``: until it would begin to prefill another question;
     ``loading_ms``: until its links have brought what was asked of them; ``branches``: answers that decode;
     ``age_ms``: how long ago that was so.
 
@@ -201,8 +201,9 @@ def replica_cost(
 def balanced(
     misses: Collection[tuple[float, float]], loaded_ms: float, prefill_ms: float
 ) -> tuple[float, float]:
-    """When loading and prefill end if some of ``misses`` (loading it takes, computing it takes) are computed
-    so that the later one ends as early as possible. ``loaded_ms``, ``prefill_ms``: what comes before them."""
+    """Returns when loading and prefill end if some of ``misses`` (loading it takes, computing it takes) are
+    computed so that the later one ends as early as possible. ``loaded_ms``, ``prefill_ms``: what comes before
+    them."""
     loaded_ms += sum(load_ms for load_ms, _ in misses)
     if loaded_ms <= prefill_ms:
         return loaded_ms, prefill_ms

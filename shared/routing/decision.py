@@ -1,4 +1,4 @@
-"""What a router decided on a question, and why: in words as well."""
+"""Holds a router's decision on a question, and why: in words as well."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RouteDecision:
     costs: Mapping[str, ReplicaCost] = field(default_factory=dict)
 
     def explain(self, replica_id: str) -> str:
-        """Why this replica, what is expected there, and where its chunks come from, in one line."""
+        """Explains why this replica, what is expected there, and where its chunks come from, in one line."""
         return "; ".join(self._said(replica_id))
 
     def _said(self, replica_id: str) -> Iterator[str]:

@@ -40,7 +40,7 @@ class ChunkHolders:
     chain_tokens: int
 
     def chain_missing(self, bit: int) -> int:
-        """How many tokens of the chain that replica lacks."""
+        """Returns how many tokens of the chain that replica lacks."""
         if not self.chain_held & bit:
             return self.chain_tokens
         return sum(num_tokens for resident, num_tokens in self.chain if not resident & bit)
@@ -177,8 +177,8 @@ class Fleet:
 
 
 def _tier(holders: ChunkHolders, bit: int, links: Mapping[Tier, float]) -> Tier:
-    """Where it would come from: a node looks at its own tiers first, then asks others, then the object
-    store."""
+    """Returns the tier that it would come from: a node looks at its own tiers first, then asks others, then
+    the object store."""
     if holders.held & bit:
         if holders.resident & bit:
             return Tier.RESIDENT

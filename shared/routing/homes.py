@@ -1,5 +1,5 @@
-"""Where a chunk goes that nobody holds: rendezvous hashing, so that all routers send it to the same replicas
-without asking each other, and a replica that comes or goes moves only what is its own.
+"""Finds homes for chunks that nobody holds: rendezvous hashing, so that all routers send it to the same
+replicas without asking each other, and a replica that comes or goes moves only what is its own.
 
 A chunk that is asked for often has several homes: as many replicas as its questions would keep busy.
 """
@@ -46,8 +46,8 @@ class Homes:
 
 
 class Heat:
-    """How often chunks are asked for: a mean that forgets half of what was in ten seconds. Of the chunks that
-    were asked for last; one that is hot is soon asked for again."""
+    """Counts how often chunks are asked for: a mean that forgets half of what was in ten seconds. Of the
+    chunks that were asked for last; one that is hot is soon asked for again."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[ChunkKey, tuple[float, float]] = OrderedDict()  # times, weighted, and when

@@ -1,5 +1,5 @@
-"""What a router knows of replicas by its own decisions, until reports tell it: what it has sent where during
-the last seconds is on its way there, and takes time there."""
+"""Remembers what a router knows of replicas by its own decisions, until reports tell it: what it has sent
+where during the last seconds is on its way there, and takes time there."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ class RecentDecisions:
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Backlog:
-    """How long one queue should be, an engine's or a node's links': what was said of it last, what was sent
-    there since, and the time that went by. ``kept_ms``: how long what was sent counts if nothing is said;
-    ``lease_ms``: how long what was said does."""
+    """Estimates the length of one queue, an engine's or a node's links': what was said of it last, what was
+    sent there since, and the time that went by. ``kept_ms``: how long what was sent counts if nothing is
+    said; ``lease_ms``: how long what was said does."""
 
     kept_ms: float
     lease_ms: float
@@ -80,8 +80,8 @@ class Backlog:
     _sent: deque[tuple[float, float]] = field(default_factory=deque)
 
     def told(self, left_ms: float, at_ms: float) -> bool:
-        """What was sent before ``at_ms`` is in it. False: what was said of a later instant is believed
-        rather."""
+        """Takes a report, in which is all that was sent before ``at_ms``. False: what was said of a later
+        instant is believed rather."""
         if self._as_of_ms is not None and at_ms < self._as_of_ms:
             return False
         while self._sent and self._sent[0][0] <= at_ms:
@@ -110,7 +110,7 @@ class Backlog:
 
 @dataclass(slots=True)
 class LoadView:
-    """How busy a replica should be. ``links``: its node's, shared with the other replicas there."""
+    """Estimates how busy a replica is. ``links``: its node's, shared with the other replicas there."""
 
     engine: Backlog
     links: Backlog

@@ -1,5 +1,5 @@
-"""What a holder of chunks tells routers: a snapshot of all that it has, then what came and went, numbered, so
-that a router notices when it has missed something.
+"""Tells routers what a holder of chunks has: a snapshot of all that it has, then what came and went,
+numbered, so that a router notices when it has missed something.
 
 Of one holder and tier comes a lane of its own. Exact truth stays with the holder; a lane is a projection of
 it. In between travels ``plain``: a mapping of numbers, texts and lists, as JSON has them.

@@ -72,8 +72,9 @@ class Residency:
                 self._live[name.tier] |= bit
 
     def leave(self, replica_id: str) -> None:
-        """What its node holds stays marked under its bit while others are there, for the next one on that
-        node: it may be as much as 65,536 keys, and replicas are restarted one after the other."""
+        """Forgets the replica; what its node holds stays marked under its bit while others are there, for the
+        next one on that node: it may be as much as 65,536 keys, and replicas are restarted one after the
+        other."""
         node_id, slot = self._node_of.pop(replica_id), self._slots.pop(replica_id)
         for name in (LaneName(replica_id, Tier.RESIDENT), *_node_lanes(node_id)):
             lane = self._lanes[name]

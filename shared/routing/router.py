@@ -107,8 +107,8 @@ class ReplicaRouter:
         self._fleet.sent(question, cost, now_ms)
 
     def answered(self, decision: RouteDecision, replica_id: str, tiers: Sequence[Tier]) -> int:
-        """Where the chunks really came from, in the question's order. How many of them the replica was told
-        to have, and had not; that is not believed any longer.
+        """Hears where the chunks really came from, in the question's order. How many of them the replica was
+        told to have, and had not; that is not believed any longer.
 
         Raises:
             InvalidRequest: not as many as the question has.
@@ -155,8 +155,8 @@ class ReplicaRouter:
         return RouteDecision(question, reason, ranks, {one.replica_id: one for one in in_order})
 
     def _weights(self, costs: Collection[ReplicaCost]) -> Callable[[ReplicaCost], float]:
-        """What an answer takes, and what it costs those that come after it: its work, by patience, and that
-        of engines and of links as many times more as questions queue for them, on average.
+        """Weighs what an answer takes, and what it costs those that come after it: its work, by patience, and
+        that of engines and of links as many times more as questions queue for them, on average.
 
         Otherwise routers of a fleet at its limits send questions away from what is held, which is more work,
         and so on until nothing is held that is asked for. Where it is one replica that is busy, the mean

@@ -1,4 +1,4 @@
-"""What a router is set to, what it is told of replicas, and what it counts."""
+"""Holds what a router is set to, what it is told of replicas, and what it counts."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class FingerprintedModel(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KvShape:
-    """What all chunks of one model have in common, in the words of ``ChunkHeader``."""
+    """Facts that all chunks of one model have in common, in the words of ``ChunkHeader``."""
 
     model_fingerprint: str
     num_layers: int
@@ -96,9 +96,9 @@ class KvShape:
 
 
 class Scratch(threading.local):
-    """What a thread reuses from layer to layer: host memory, pinned where there is a GPU, and the tables of
-    the rotation. Of pinned memory there are several pieces, taken in turn: while the device copies out of
-    one, the next layer is read into another. A piece has room for the largest layer so far."""
+    """Memory that a thread reuses from layer to layer: host memory, pinned where there is a GPU, and the
+    tables of the rotation. Of pinned memory there are several pieces, taken in turn: while the device copies
+    out of one, the next layer is read into another. A piece has room for the largest layer so far."""
 
     def __init__(self, rope: RopeSpec) -> None:
         self._rope = rope

@@ -63,7 +63,7 @@ def has_endpoint(config: TracingConfig, environ: Mapping[str, str]) -> bool:
 
 
 def otlp_exporter(config: TracingConfig, environ: Mapping[str, str]) -> SpanExporter:
-    """What is not in the settings it takes from OpenTelemetry's own variables."""
+    """Makes the exporter. What is not in the settings it takes from OpenTelemetry's own variables."""
     named = next((environ[name] for name in _PROTOCOLS if environ.get(name)), "grpc")
     endpoint = config.endpoint.rstrip("/")
     if (config.protocol or named).startswith("http"):
@@ -77,7 +77,7 @@ def otlp_exporter(config: TracingConfig, environ: Mapping[str, str]) -> SpanExpo
 
 
 def resource_of(service: str) -> Resource:
-    """What all spans of the process have in common."""
+    """Returns the attributes that all spans of the process have."""
     return Resource.create(
         {
             "service.namespace": "kvquilt",

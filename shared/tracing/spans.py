@@ -43,8 +43,8 @@ _UNSET, _ERROR = Status(StatusCode.UNSET), Status(StatusCode.ERROR)
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """How this process records. ``processor``: is given the spans that have ended. ``share``: of the requests
-    whose caller does not say whether they are traced."""
+    """Settings by which this process records. ``processor``: is given the spans that have ended. ``share``:
+    of the requests whose caller does not say whether they are traced."""
 
     processor: SpanProcessor
     resource: Resource
@@ -166,7 +166,7 @@ async def traced(
     work: Callable[[RequestContext], Awaitable[ValueT]],
     told: Callable[[ValueT], Attributes] = lambda found: {},
 ) -> ValueT:
-    """What ``work`` finds, as a stage. ``told``: what is said of it."""
+    """Runs ``work`` as a stage. ``told``: what is said of it."""
     with span(ctx, name) as stage:
         found = await work(stage.ctx)
         if stage.recorded:

@@ -17,9 +17,9 @@ _DEFAULT_RATIO = 0.2
 
 
 def routed_of(pb: generation_pb2.GenerateRequest) -> RoutedQuestion:
-    """What is computed wherever it goes, and the chunks whose KV may be elsewhere. Chunks whose identities
-    the caller does not tell are told apart by what they are: nobody reports them as held, and the same ones
-    go the same way.
+    """Sums up what is computed wherever it goes, and the chunks whose KV may be elsewhere. Chunks whose
+    identities the caller does not tell are told apart by what they are: nobody reports them as held, and the
+    same ones go the same way.
 
     Raises:
         InvalidRequest: it names a mode that there is not, or other identities than it has chunks.

@@ -29,7 +29,7 @@ class Haystack(enum.StrEnum):
 
 
 class Value(enum.StrEnum):
-    """What needles tell, by the name that a question gives it."""
+    """A value that needles tell, by the name that a question gives it."""
 
     NUMBER = "number"
     UUID = "uuid"

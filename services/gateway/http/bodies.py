@@ -1,4 +1,4 @@
-"""What the bodies of all questions have in common: OpenAI's parameters, and ours.
+"""Defines what the bodies of all questions have in common: OpenAI's parameters, and ours.
 
 Members that are not known are refused by name, unless they ask for nothing.
 """

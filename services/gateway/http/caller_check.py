@@ -45,7 +45,7 @@ class CallerCheck:
 
 
 def caller_of(scope: Scope) -> Caller:
-    """Who was let in."""
+    """Returns the caller that was let in."""
     caller: Caller = scope.get(_CALLER, OPERATOR)
     return caller
 

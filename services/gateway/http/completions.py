@@ -1,4 +1,4 @@
-"""What ``/v1/chat/completions`` answers."""
+"""Forms the answers of ``/v1/chat/completions``."""
 
 from __future__ import annotations
 

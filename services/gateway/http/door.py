@@ -1,4 +1,4 @@
-"""Where calls come in that are no questions: counted, measured, traced, limited and on record as the RPCs are
+"""Lets calls in that are no questions: counted, measured, traced, limited and on record as the RPCs are
 that do the same."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class HttpDoor:
         names: Mapping[str, str] = NO_NAMES,
         num_bytes: int = 0,
     ) -> Response:
-        """What ``work`` answers, or its error in OpenAI's form.
+        """Returns the answer of ``work``, or its error in OpenAI's form.
 
         method: the RPC that does the same; asked: makes its request, without bytes of files, for the limits
         and for the record. names: of the request's fields, as they are over HTTP. num_bytes: of files.

@@ -1,4 +1,5 @@
-"""What may be asked of ``/v1/embeddings``, and what is answered: vectors by the embedder of the index."""
+"""Defines what may be asked of ``/v1/embeddings``, and what is answered: vectors by the embedder of the
+index."""
 
 from __future__ import annotations
 

@@ -73,8 +73,8 @@ API_ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ApiErrorBody}, "
 
 
 def body_of(error: KvquiltError, names: Mapping[str, str] = NO_NAMES) -> ApiErrorBody:
-    """What a caller is told of ``error``. ``names``: of fields in its request, besides those that have the
-    same in all."""
+    """Returns what a caller is told of ``error``. ``names``: of fields in its request, besides those that
+    have the same in all."""
     detail = _DOTTED.sub(lambda match: _RENAMED[match[0]], error.detail).removeprefix("sampling.")
     param = None
     if isinstance(error, (InvalidRequest, ModelNotServed)) and (field := _FIELD.match(detail)):
@@ -97,7 +97,7 @@ def response_to(error: Exception, names: Mapping[str, str] = NO_NAMES) -> Respon
 
 
 def told(error: Exception) -> KvquiltError:
-    """What may be told of ``error``, which is logged."""
+    """Logs ``error`` and returns what may be told of it."""
     if isinstance(error, KvquiltError):
         log.info("failed: %s: %s", error.code, unquoted(error.detail))
         return error

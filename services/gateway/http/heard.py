@@ -1,4 +1,4 @@
-"""What the events of an answer have told so far, in OpenAI's words and, in ``kvquilt``, in ours."""
+"""Collects what the events of an answer have told so far, in OpenAI's words and, in ``kvquilt``, in ours."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CitedChunk(ContextChunk):
 
 
 class PastedContext(BaseModel):
-    """What was recognised in messages. ``known``: chunks of documents, ``chained`` of them with what they
+    """Text recognised in messages. ``known``: chunks of documents, ``chained`` of them with what they
     were computed behind; ``pieces``: of text that no document has; ``characters``: of both."""
 
     known: int
@@ -92,9 +92,9 @@ class AskedLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What all parts of an answer say. ``created``: seconds since 1970; ``num_samples``: of each question;
-    ``logprobs`` None: none were asked for. ``formed``: the text is to be JSON; ``pasted``: the context is
-    what was pasted."""
+    """Fields that all parts of an answer have. ``created``: seconds since 1970; ``num_samples``: of each
+    question; ``logprobs`` None: none were asked for. ``formed``: the text is to be JSON; ``pasted``: the
+    context is what was pasted."""
 
     request_id: str
     created: int

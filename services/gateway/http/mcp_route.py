@@ -32,7 +32,7 @@ _BY_CALLER_CHECK = TransportSecuritySettings(enable_dns_rebinding_protection=Fal
 
 @dataclass(frozen=True, slots=True)
 class ToolSources:
-    """What is behind the tools besides answers."""
+    """Services behind the tools, besides answers."""
 
     searching: CollectionSearch
     listing: Listing

@@ -1,5 +1,5 @@
-"""What RPCs would be asked that do the same as a call over HTTP, without contents: for the limits, which are
-checked by it, and for the record."""
+"""Makes the messages of RPCs that do the same as a call over HTTP, without contents: for the limits, which
+are checked by it, and for the record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How lists are asked for page by page, and answered."""
+"""Defines how lists are asked for page by page, and answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be asked of ``/v1/chat/completions``, and the ``Inquiry`` that it becomes.
+"""Defines what may be asked of ``/v1/chat/completions``, and the ``Inquiry`` that it becomes.
 
 The last message is the question. What stands in front of it (system text, earlier turns) cannot be where a
 chat template has it, since documents' KV was computed behind the configured prefix: it goes, as text, into

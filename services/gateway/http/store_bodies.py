@@ -1,4 +1,4 @@
-"""What may be asked of ``/v1/vector_stores``, and what is answered."""
+"""Defines what may be asked of ``/v1/vector_stores``, and what is answered."""
 
 from __future__ import annotations
 

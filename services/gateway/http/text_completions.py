@@ -1,4 +1,4 @@
-"""What ``/v1/completions`` answers: whole answers and chunks of them have one form."""
+"""Forms the answers of ``/v1/completions``: whole answers and chunks of them have one form."""
 
 from __future__ import annotations
 

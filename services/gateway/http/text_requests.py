@@ -1,4 +1,4 @@
-"""What may be asked of ``/v1/completions``, and the ``Inquiry`` that it becomes.
+"""Defines what may be asked of ``/v1/completions``, and the ``Inquiry`` that it becomes.
 
 A prompt is a question: it goes through the model's question template, behind the documents that were found by
 it. Several prompts are asked over one context, which has what was found by any of them.

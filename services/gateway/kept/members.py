@@ -202,7 +202,7 @@ def _document_of(file_id: str) -> str:
 
 
 def _cursor(asked: PageAsked) -> str:
-    """What a page begins behind, among ids of documents.
+    """Returns the id that a page begins behind, among ids of documents.
 
     Raises:
         NotFound: ``after`` names no file.

@@ -124,7 +124,7 @@ class ChainChooser:
         return False
 
     def _end_of(self, line: str) -> float:
-        """Where it first ends in this message; 0: an earlier one has it, infinite: none has."""
+        """Returns where it first ends in this message; 0: an earlier one has it, infinite: none has."""
         if line not in self._ends and self._num_looked_for < _MOST_LINES:
             self._num_looked_for += 1
             *before, text = self._said

@@ -58,7 +58,8 @@ def _taken(text: str, known: Sequence[KnownPart], least_chars: int) -> Iterator[
 
 
 def _between_questions(text: str, least_chars: int) -> range:
-    """What may be taken although nobody knows it. A message without an empty line is parted at lines."""
+    """Returns the text that may be taken although nobody knows it. A message without an empty line is parted
+    at lines."""
     stripped = text.strip()
     if not stripped:
         return range(0)
@@ -74,7 +75,7 @@ def _between_questions(text: str, least_chars: int) -> range:
 
 
 def _rest(text: str, taken: Sequence[KnownPart]) -> str:
-    """What stands between them; an empty line stands for each."""
+    """Returns the text between them; an empty line stands for each."""
     begins, ends = [0, *(part.end for part in taken)], [*(part.begin for part in taken), len(text)]
     between = (text[begin:end].strip() for begin, end in zip(begins, ends, strict=True))
     return "\n\n".join(filter(None, between))

@@ -96,7 +96,7 @@ class Recognising:
         chooser: ChainChooser,
         hits: list[SearchHit],
     ) -> str:
-        """What stays of ``text``; what goes becomes ``hits``."""
+        """Returns what stays of ``text``; what goes becomes ``hits``."""
         chooser.hears(text)
         if len(text) < BORDER:
             return text

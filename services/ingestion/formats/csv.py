@@ -43,7 +43,7 @@ def _rows(text: str, separator: str) -> Iterator[list[str]]:
 
 
 def _fits(text: str, separator: str) -> tuple[int, int]:
-    """How well the first rows agree on a number of columns, and that number."""
+    """Measures how well the first rows agree on a number of columns, and that number."""
     try:
         widths = Counter(len(row) for row in islice(_rows(text, separator), _LOOKED_AT) if row)
     except csv.Error:

@@ -59,7 +59,7 @@ class _Style:
 
 
 class _Styles:
-    """What a paragraph's style, and those that it is based on, say of it."""
+    """Knows what a paragraph's style, and those that it is based on, say of it."""
 
     def __init__(self, document: WordDocument) -> None:
         self._styles = {
@@ -154,7 +154,7 @@ def _list_of(above: Sequence[Any]) -> tuple[str, int] | None:
 
 
 def _list_formats(document: WordDocument) -> dict[tuple[str, int], str]:
-    """How the elements of each list are marked, at each depth."""
+    """Finds how the elements of each list are marked, at each depth."""
     try:
         root: Any = document.part.part_related_by(RELATION.NUMBERING)
     except KeyError:
@@ -175,7 +175,7 @@ def _list_formats(document: WordDocument) -> dict[tuple[str, int], str]:
 
 
 def _text(element: Any) -> Iterator[str]:
-    """What is read in it; text boxes stand for themselves."""
+    """Returns the text that is read in it; text boxes stand for themselves."""
     for child in element:
         if child.tag in _TEXT:
             yield child.text or ""

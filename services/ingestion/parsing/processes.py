@@ -156,7 +156,7 @@ class ParserProcess:
     def read(
         self, document: SourceDocument, settings: ParserSettings, check: Callable[[], None]
     ) -> ParsingResult:
-        """What became of the document.
+        """Reads what became of the document.
 
         Raises:
             UnreadableDocument: the process ended, or was too slow.

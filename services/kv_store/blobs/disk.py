@@ -70,7 +70,7 @@ class Disk:
         _fsync(path)
 
     def free_bytes(self, path: Path) -> int:
-        """What may still be written where ``path`` is."""
+        """Returns the bytes that may still be written where ``path`` is."""
         stats = os.statvfs(path)
         return stats.f_bavail * stats.f_frsize
 

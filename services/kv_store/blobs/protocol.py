@@ -109,7 +109,8 @@ class Blobs(Protocol):
         ...
 
     def link(self, name: str) -> Link | None:
-        """Where others can read the blob, which may not be there; None: only through this. Asks nobody."""
+        """Returns where others can read the blob, which may not be there; None: only through this. Asks
+        nobody."""
         ...
 
     def put(self, name: str, data: bytes) -> None:

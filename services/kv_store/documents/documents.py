@@ -98,7 +98,7 @@ class Documents:
 
     @property
     def failure(self) -> KvquiltError | None:
-        """Why they are not sure, or cannot be changed now, as far as is known. Does not block."""
+        """Says why they are not sure, or cannot be changed now, as far as is known. Does not block."""
         return self._outage if self.sure else self._failure
 
     @property
@@ -213,7 +213,7 @@ class Documents:
         return manifest
 
     def find(self, tenant: str, collection: str, document_id: str) -> Document | None:
-        """What is known of a document without reading it; None: there is none."""
+        """Returns what is known of a document without reading it; None: there is none."""
         self._make_ready()
         with self._reading:
             return self._catalog.find((tenant, collection, document_id))
@@ -280,8 +280,8 @@ class Documents:
             return self._catalog.counts(tenant, who)
 
     def chain(self, tenant: str, parent_id: str) -> Chain | None:
-        """What a chunk with this parent is computed behind, by any document of the tenant; None: none has
-        it."""
+        """Finds the chain that a chunk with this parent is computed behind, by any document of the tenant;
+        None: none has it."""
         self._make_ready()
         with self._reading:
             having = [document for document in self._catalog.having(parent_id) if document.tenant == tenant]
@@ -407,7 +407,8 @@ class Documents:
                 self._catalog.damaged.add(name)
 
     def _note_damage(self, name: str) -> None:
-        """What a document refers to stays known while this process lives; that it is damaged is told."""
+        """Notes the damage. What a document refers to stays known while this process lives; that it is
+        damaged is told."""
         data = self._files.read(name)
         if data is None or is_damaged(data, self._keys):
             with self._reading:

@@ -180,7 +180,7 @@ class Items:
         return None
 
     def _read(self, name: str, version: str) -> Item:
-        """What does not change is read once."""
+        """Reads an item, once where it does not change."""
         with self._lock:
             known = self._known.get(name)
         if known is not None and known[0] == version:

@@ -20,8 +20,8 @@ class _Left:
 
 
 class Leftovers:
-    """What a node was given since it started, until garbage collection may have removed it. A tenant, and a
-    principal, may leave behind as many bytes as its documents may have. For one thread at a time."""
+    """Counts what a node was given since it started, until garbage collection may have removed it. A tenant,
+    and a principal, may leave behind as many bytes as its documents may have. For one thread at a time."""
 
     def __init__(self, quotas: Quotas, kept_s: float, clock: Callable[[], float]) -> None:
         """``kept_s``: the age at which garbage collection removes what no document has."""

@@ -40,7 +40,8 @@ class ManifestCopies:
         return self._files.read(_COPIES + name)
 
     def put_second(self, name: str, data: bytes) -> None:
-        """Where there is no room for it, there is no copy: an older one would be worse than none."""
+        """Writes the second copy. Where there is no room for it, there is no copy: an older one would be
+        worse than none."""
         if not name.startswith(DOCUMENTS):
             return
         try:

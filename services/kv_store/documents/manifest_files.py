@@ -87,7 +87,7 @@ class ManifestFiles:
         return name.startswith(DOCUMENTS) and self._aside(name).exists()
 
     def drop_aside(self, name: str) -> None:
-        """What was set aside is needed no more."""
+        """Drops what was set aside: it is needed no more."""
         if self.is_aside(name):
             self._disk.remove(self._aside(name))
             self._disk.sync_dir(self._aside(name).parent)

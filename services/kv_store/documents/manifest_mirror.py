@@ -152,8 +152,8 @@ def _each(call: Callable[[str], None], names: Iterable[str]) -> None:
 
 
 def _created_s(data: bytes) -> float:
-    """When the document was made: before all others if the bytes are damaged, after them if a later version
-    of this program wrote them."""
+    """Returns when the document was made: before all others if the bytes are damaged, after them if a later
+    version of this program wrote them."""
     try:
         return decode(data).created_s
     except ValueError:

@@ -163,8 +163,8 @@ def _version(ids: frozenset[str]) -> str:
 
 
 def _load(blobs: Blobs, keys: SealKeys | None) -> tuple[frozenset[Pin], bool]:
-    """What either copy says, the first one rather, and whether there was something of which neither says
-    anything: pins are a convenience, and whoever set them can set them again."""
+    """Reads what either copy says, the first one rather, and whether there was something of which neither
+    says anything: pins are a convenience, and whoever set them can set them again."""
     written = [data for name in (BLOB, COPY) if (data := _read(blobs, name)) is not None]
     for data in written:
         if not _is_damaged(data, keys):

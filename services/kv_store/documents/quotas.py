@@ -123,7 +123,7 @@ class TenantUsage:
         )
 
     def _kept(self, documents: Collection[Document]) -> tuple[int, int]:
-        """How many they are, and their bytes."""
+        """Counts them and their bytes."""
         return len(documents), self.bytes_of({c for d in documents for c in d.chunk_ids})
 
 

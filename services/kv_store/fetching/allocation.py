@@ -17,7 +17,7 @@ class Allocation:
     file: StagedFile
 
     def release(self) -> None:
-        """What was written stays."""
+        """Keeps what was written."""
         self.file.close()
         self.reservation.release()
 

@@ -40,10 +40,10 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class FetchRoom:
-    """What all fetches of a node share. ``tiers``: where a chunk may go, the best first. ``linger``: called
-    with a file whose name must stay for a while, for readers were told of it. ``unplaced``: with a chunk that
-    no tier has room for after all, so that its staged file is all there is. ``damaged``: told what kind of
-    source had a copy that is none. ``keys``: of the seals that are believed; None: all are."""
+    """Parts that all fetches of a node share. ``tiers``: where a chunk may go, the best first. ``linger``:
+    called with a file whose name must stay for a while, for readers were told of it. ``unplaced``: with a
+    chunk that no tier has room for after all, so that its staged file is all there is. ``damaged``: told what
+    kind of source had a copy that is none. ``keys``: of the seals that are believed; None: all are."""
 
     tiers: Sequence[LocalTier]
     config: FetchConfig
@@ -86,7 +86,7 @@ class Fetch:
             self._reading.give_up()
 
     async def framed(self) -> OpenedChunk | None:
-        """Where the chunk can be read, as soon as its frame is there; None: it cannot be had."""
+        """Returns where the chunk can be read, as soon as its frame is there; None: it cannot be had."""
         return await asyncio.shield(self._framed)
 
     async def run(self, sources: AsyncIterator[Source]) -> bool:
@@ -150,7 +150,7 @@ class Fetch:
             raise
 
     async def _end_of(self, source: Source) -> tuple[Frame, bytes] | None:
-        """What the frame says, and the bytes that say it; None: the source does not have the chunk."""
+        """Returns the frame, and the bytes that say it; None: the source does not have the chunk."""
         steps = reading_frame(self.chunk_id, keys=self._room.keys)
         length = next(steps)
         while True:
@@ -194,7 +194,7 @@ class Fetch:
                 self._room.linger(progress.path)
 
     def _check(self, source: Source, part: ArrivingPart, tail: bytes, tail_start: int) -> None:
-        """What came with the frame."""
+        """Checks what came with the frame."""
         start, length = part.rest()
         try:
             part.arrived(start, tail[start - tail_start :][:length])
@@ -238,8 +238,8 @@ class Fetch:
         raise AssertionError("unreachable")
 
     def _keep(self, room: Allocation, summary: ChunkSummary) -> OpenedChunk:
-        """Where it can be read from now on: in the tier, or, if that has no room any more, in the staged
-        file."""
+        """Returns where it can be read from now on: in the tier, or, if that has no room any more, in the
+        staged file."""
         self._check_wanted()
         tier, file, told = room.tier, room.file, self._framed.done()
         staged = tier.staging.second_name(file.path) if told else file.path

@@ -1,4 +1,4 @@
-"""What is on its way to this node: one fetch per chunk, however many ask for it."""
+"""Keeps what is on its way to this node: one fetch per chunk, however many ask for it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Fetches:
         return chunk_id in self._running or chunk_id in self._unplaced
 
     async def open(self, chunk_id: str, peers: PeerSearch) -> OpenedChunk | None:
-        """Where the chunk can be read, as soon as its frame is there; None: it cannot be had soon."""
+        """Returns where the chunk can be read, as soon as its frame is there; None: it cannot be had soon."""
         if chunk_id in self._unplaced:
             return self._unplaced[chunk_id]
         self._counters["coalesced"] += chunk_id in self._running
@@ -89,8 +89,8 @@ class Fetches:
             return None
 
     def remote(self, chunk_id: str) -> OpenedChunk | None:
-        """Where a reader receives the chunk from the object store itself; None: it needs a copy here, or is
-        on its way already. Asks nobody."""
+        """Returns where a reader receives the chunk from the object store itself; None: it needs a copy here,
+        or is on its way already. Asks nobody."""
         link = self.link(chunk_id)
         self._count_miss(chunk_id)
         if link is None:
@@ -139,7 +139,7 @@ class Fetches:
         return in_tier
 
     def drop(self, chunk_id: str) -> None:
-        """What comes from now on is of a chunk that is gone."""
+        """Drops what comes from now on: the chunk is gone."""
         fetch, _ = self._running.pop(chunk_id, (None, None))
         if fetch is not None:
             fetch.drop()

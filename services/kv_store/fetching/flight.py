@@ -1,4 +1,4 @@
-"""How chunks travel between nodes: Arrow Flight, 1.1 to 1.5 times as fast as gRPC frames
+"""Moves chunks between nodes: Arrow Flight, 1.1 to 1.5 times as fast as gRPC frames
 (docs/kv-store-measurements.md).
 
 A node's agent serves byte ranges of its chunk files as record batches of one ``uint8`` column; the bytes are
@@ -28,7 +28,7 @@ Write = Callable[[int, memoryview], None]
 
 
 class Flights(Protocol):
-    """How bytes come from other nodes' servers."""
+    """Brings bytes from other nodes' servers."""
 
     def read(
         self, location: str, chunk_id: str, start: int, length: int, write: Write, timeout_s: float

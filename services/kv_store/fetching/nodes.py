@@ -50,8 +50,8 @@ async def on_node(nodes: Nodes, node_id: str, call: Call[ResultT]) -> ResultT:
 
 
 def merged_page(pages: Sequence[ChunkPage], limit: int) -> ChunkPage:
-    """What several nodes list from the same place on, as one page of at most ``limit``. It ends where the
-    first of them ends that has more."""
+    """Merges what several nodes list from the same place on, as one page of at most ``limit``. It ends where
+    the first of them ends that has more."""
     ends = [p.chunks[-1].chunk_id for p in pages if p.truncated and p.chunks]
     chunks = {c.chunk_id: c for c in merge(*(p.chunks for p in pages), key=lambda c: c.chunk_id)}
     chosen = tuple(c for c in chunks.values() if not ends or c.chunk_id <= min(ends))[:limit]

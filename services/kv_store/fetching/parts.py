@@ -41,7 +41,7 @@ class PartReading:
                 self._threads.submit((not urgent, part), partial(self._take, part))
 
     def give_up(self) -> None:
-        """What has not begun never will."""
+        """Gives up what has not begun."""
         self._given_up = True
 
     async def finished(self, patience_s: float) -> None:

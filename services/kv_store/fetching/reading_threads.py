@@ -32,7 +32,7 @@ class ReadingThreads:
         self._waiting.put((order, next(self._tickets), call))
 
     def close(self) -> None:
-        """What waits, and what comes later, is never run; does not wait for what runs."""
+        """Drops what waits and what comes later; does not wait for what runs."""
         for _ in range(self._num_threads):
             self.submit((), None)
 

@@ -1,4 +1,4 @@
-"""Where a node fetches chunks from that it does not have: the object store, and other nodes."""
+"""Fetches chunks for a node from places that it does not have: the object store, and other nodes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Source(Protocol):
     """What counters call it: ``object`` or ``peer``."""
 
     async def end(self, length: int) -> tuple[int, bytes] | None:
-        """How long the file is, and its last ``length`` bytes (all of a shorter one); None: it is not
+        """Returns how long the file is, and its last ``length`` bytes (all of a shorter one); None: it is not
         there."""
         ...
 
@@ -84,9 +84,9 @@ class FlightSource:
 
 
 class PeerSearch:
-    """Which other nodes have which of some chunks: asked once for all of them, and only when the first one is
-    looked for. The asker's deadline does not count, for others may wait for the same chunks. ``ctx``: the
-    asker's."""
+    """Finds which other nodes have which of some chunks: asked once for all of them, and only when the first
+    one is looked for. The asker's deadline does not count, for others may wait for the same chunks. ``ctx``:
+    the asker's."""
 
     def __init__(
         self,

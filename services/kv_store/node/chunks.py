@@ -92,7 +92,7 @@ class NodeTiers(WritableTiers):
         return next((c for tier in self.own[::-1] if (c := tier.find(chunk_id))), None)
 
     def header_of(self, chunk_id: str) -> ChunkHeader | None:
-        """What the file that is stored says of itself; None: there is none that is whole. Blocks.
+        """Reads what the stored file says of itself; None: there is none that is whole. Blocks.
 
         Raises:
             Unavailable: the object store does not answer.

@@ -155,7 +155,7 @@ class HomeDocuments:
         return DeletedChunks(tuple(deleted), tuple(referenced))
 
     async def _changeable(self, ctx: RequestContext, collection: str, document_id: str) -> Document | None:
-        """What is stored under that name; None: nothing.
+        """Returns what is stored under that name; None: nothing.
 
         Raises:
             DocumentTaken: the caller may not change it.
@@ -166,8 +166,8 @@ class HomeDocuments:
         return known
 
     async def _check_stored(self, ctx: RequestContext, manifest: Manifest) -> None:
-        """What is there, but another tenant's or only in documents that the caller may not read, is told like
-        what is not there."""
+        """Checks what is stored: what is there, but another tenant's or only in documents that the caller may
+        not read, is told like what is not there."""
         ids = list(manifest.kv_ids)
         hidden = await asyncio.to_thread(unreadable_ids, self._documents, manifest, ctx.principal)
         missing = {s.chunk_id for s in await self._own.stat(ctx, ids) if not s.exists} | hidden

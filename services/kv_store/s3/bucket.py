@@ -228,7 +228,7 @@ class _BucketKms(Sse):
 
 
 def encryption_of(settings: ObjectSettings) -> Sse | None:
-    """What is asked for with every object that is written."""
+    """Returns the encryption that is asked for with every object that is written."""
     match settings.encryption:
         case "kms":
             return SseKMS(settings.kms_key_id, {}) if settings.kms_key_id else _BucketKms()

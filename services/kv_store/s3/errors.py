@@ -1,5 +1,5 @@
-"""What an S3 server, the SDK and the network report, as errors for our callers. The originals go to the
-log."""
+"""Turns what an S3 server, the SDK and the network report into errors for our callers. The originals go to
+the log."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class ObjectReader:
 
     @property
     def position(self) -> int:
-        """Where in the object the next byte stands."""
+        """Returns where in the object the next byte stands."""
         return self._position
 
     def pieces(self) -> Iterator[bytes]:

@@ -1,5 +1,5 @@
-"""How long a call is repeated: exponential backoff with jitter, bounded by time, and short with a server
-known to be down."""
+"""Bounds how long a call is repeated: exponential backoff with jitter, bounded by time, and short with a
+server known to be down."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Unreachable(Unavailable):
 
 
 class Retries:
-    """What all calls to one server know of it. Thread-safe.
+    """State of one server, as all calls to it know it. Thread-safe.
 
     Once a call has given up on a server that nobody reached, every other fails at its first error, until
     there is an answer: whoever can do without the server should not wait for it again and again.

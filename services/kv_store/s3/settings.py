@@ -1,4 +1,4 @@
-"""Where the object store is and how to talk to it."""
+"""Settings of the object store: where it is and how to talk to it."""
 
 from __future__ import annotations
 

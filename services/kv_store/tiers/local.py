@@ -183,7 +183,7 @@ class LocalTier:
             return self._uses[chunk_id]
 
     def room_bytes(self) -> int:
-        """What its disk can still take, evictable copies made room for."""
+        """Returns the bytes that its disk can still take, evictable copies made room for."""
         free = self._files.free_bytes()
         with self._lock:
             return free + self._queue.num_bytes

@@ -30,7 +30,7 @@ from shared.kv_types import KvContext
 
 @dataclass(frozen=True, slots=True)
 class Pupil:
-    """What an adapter is trained for: a model behind a prefix, over chunks computed as ``kv_context`` says.
+    """The model that an adapter is trained for, behind a prefix, over chunks computed as ``kv_context`` says.
     ``base``: the model's name, for readers."""
 
     model: LoadedModel

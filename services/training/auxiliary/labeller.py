@@ -171,7 +171,7 @@ class Labeller:
 
     @torch.no_grad()
     def _attended(self, context: SelectionContext) -> list[Floats]:
-        """When it reads everything, as ``full`` does."""
+        """Returns its attention when it reads everything, as ``full`` does."""
         reading = context.primary
         request = TwinRequest(self.prefix_ids, reading.chunks, reading.questions, ReuseMode.FULL)
         (scores_QT,) = attended(self.model, [request])

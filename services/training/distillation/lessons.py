@@ -70,7 +70,7 @@ class Taught:
         return apart_AK.sum(-1) + rest_A.where(self.rest_A > float("-inf"), 0.0)
 
     def agreement(self, logits_AV: Tensor) -> Tensor:
-        """Where the likeliest token is the teacher's [A]."""
+        """Says where the likeliest token is the teacher's [A]."""
         return logits_AV.argmax(-1) == self.top_AK[:, 0]
 
 
@@ -90,7 +90,7 @@ class DistilledLesson:
         return self.context, [one.answer for one in self.taught]
 
     def request(self, prefix_ids: Ids, reuse: ReuseMode) -> TwinRequest:
-        """What the pupil reads: every question with the teacher's answer, whose last token predicts
+        """Returns what the pupil reads: every question with the teacher's answer, whose last token predicts
         nothing."""
         pairs = zip(self.context.questions, self.taught, strict=True)
         branches = tuple(question + taught.answer[:-1] for question, taught in pairs)

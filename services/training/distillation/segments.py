@@ -56,7 +56,7 @@ class KnownSegments:
         return segment
 
     def clear(self) -> None:
-        """What is read from here on has half the room."""
+        """Clears half the room for what is read from here on the room."""
         self._segments.clear()
         self._num_bytes, self._most_bytes = 0, self._most_bytes // 2
 

@@ -29,7 +29,7 @@ _VECTORS = "vectors"
 
 @dataclass(frozen=True, slots=True)
 class PacketPupil:
-    """What packets are trained for: a model behind a prefix. ``begin_ids``: whose embeddings they begin as,
+    """The model that packets are trained for, behind a prefix. ``begin_ids``: whose embeddings they begin as,
     over and over; none: of any tokens. ``base``: the model's name, for readers."""
 
     model: LoadedModel

@@ -24,7 +24,7 @@ _BROUGHT = (
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What readers are told. ``base``: name or path of the base model; ``mixture``: a line per kind of
+    """Facts that readers are told. ``base``: name or path of the base model; ``mixture``: a line per kind of
     examples."""
 
     base: str

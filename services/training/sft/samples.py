@@ -60,7 +60,7 @@ class SftSample:
         return self.prefix_ids, self.chunks, self.branches
 
     def num_positions(self, reuse: ReuseMode) -> int:
-        """What the longest run of it takes: the request, or a chain."""
+        """Positions that the longest run of it takes: the request, or a chain."""
         request = self.request(reuse)
         in_context = max((len(one) for one in request.branches), default=0) + request.starts[-1]
         chains = [sum(map(len, (*one.chain, one.token_ids))) for one in self.chunks]

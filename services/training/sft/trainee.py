@@ -31,8 +31,8 @@ _AT_ONCE = 1024
 
 @dataclass(frozen=True, slots=True)
 class SftModel:
-    """What is fine-tuned. ``source``: its directory or hub id; ``base``: its name, for readers; ``mixture``:
-    lines that tell what it is trained on, for readers."""
+    """The model that is fine-tuned. ``source``: its directory or hub id; ``base``: its name, for readers;
+    ``mixture``: lines that tell what it is trained on, for readers."""
 
     model: LoadedModel
     source: str

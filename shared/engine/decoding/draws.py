@@ -57,7 +57,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class RowOutcome:
-    """What came of ``Wanted``: as many of each."""
+    """Outcome of ``Wanted``: as many of each."""
 
     sampled: tuple[Sampled, ...] = ()
     ranked: Ranked = ()

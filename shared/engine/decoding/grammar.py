@@ -36,7 +36,7 @@ class Grammar:
 
 
 class GrammarState:
-    """How far a text has come in its grammar; nobody shares it. One that broke allows everything, and says so
+    """State of a text in its grammar; nobody shares it. One that broke allows everything, and says so
     at the next token: who else draws in the same step is not to suffer."""
 
     __slots__ = ("_bits", "_grammar", "_matcher", "_off")

@@ -159,7 +159,7 @@ def refused(schema: Schema, options: dict[str, Any]) -> tuple[str, str] | None:
 
 
 def tried(schema: Schema, options: dict[str, Any]) -> tuple[str, str]:
-    """Where the schema is wrong, and why; both empty: it is not."""
+    """Finds where the schema is wrong, and why; both empty: it is not."""
     by_path = all_parts(schema)
     if (wrong := foreign(by_path)) is not None:
         return wrong

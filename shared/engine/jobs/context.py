@@ -152,7 +152,7 @@ class ContextJob(Job):
         return [*prefix, *self.links.values(), *self.entries.values()]
 
     def names_of(self, entry: Entry) -> list[str]:
-        """What the request calls the chunks that are this entry."""
+        """Returns the names that the request gives the chunks of this entry."""
         return [chunk_id for chunk_id, held in self.entries.items() if held is entry]
 
     @property
@@ -201,8 +201,8 @@ class ContextJob(Job):
 
     @property
     def adapter(self) -> AdapterWeights | None:
-        """What its private rows go with. Those of a mode that uses nothing stored are an ordinary prefill and
-        its continuation: the reference, which no adapter changes."""
+        """Adapter that its private rows go with. Those of a mode that uses nothing stored are an ordinary
+        prefill and its continuation: the reference, which no adapter changes."""
         return self.host.adapters.get(self.request.adapter) if self.request.reuse.row.stored else None
 
     # --- growth --------------------------------------------------------------------------------------------

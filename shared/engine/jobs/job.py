@@ -77,7 +77,7 @@ class BranchWork:
 
 @dataclass(slots=True)
 class TierTimes:
-    """What was loaded of one tier, and when."""
+    """Tokens loaded of one tier, and when."""
 
     began: float
     ended: float
@@ -87,7 +87,7 @@ class TierTimes:
 
 @dataclass(slots=True)
 class AnswerTimes:
-    """When a question had its first token, and when its last answer ended."""
+    """Instants at which a question had its first token, and when its last answer ended."""
 
     first_token: float
     ended: float = 0.0
@@ -186,7 +186,7 @@ class Job(ABC):
     def usage(self) -> Usage: ...
 
     def counts(self) -> ContextCounts | None:
-        """What ``usage`` is counted by, if it uses stored KV for an answer."""
+        """Returns what ``usage`` is counted by, if it uses stored KV for an answer."""
         return None
 
     def emit(self, event: Event) -> None:

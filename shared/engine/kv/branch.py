@@ -1,4 +1,4 @@
-"""Where a request places segments, and its own runs of tokens, which see them."""
+"""Holds where a request places segments, and its own runs of tokens, which see them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class CopyStream:
         torch.cuda.set_stream(self._stream)
 
     def ordered(self) -> torch.cuda.Event:
-        """What is over when all is that was ordered so far."""
+        """Returns the event that is over when all is that was ordered so far."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event

@@ -32,7 +32,7 @@ class RunningMean:
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """Where the load of a chunk stands: asked for at an instant and, once it was found, being read from
+    """State of the load of a chunk: asked for at an instant and, once it was found, being read from
     ``tier`` since ``found_s``. ``num_bytes``: of all that comes with it, since they come together."""
 
     asked_s: float

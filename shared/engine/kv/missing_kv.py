@@ -178,7 +178,7 @@ class MissingKv:
         return entries if all(entry.ready for entry in entries) else None
 
     def keep_link(self, job: Job, chunk: Chunk, segment: Segment) -> None:
-        """What was just computed stands in front of other chunks of the request."""
+        """Keeps what was just computed and stands in front of other chunks of the request."""
         key = LINK + chunk.chunk_id
         if key not in job.links:
             job.links[key], _ = self._acquire(job, key, chunk.token_ids)

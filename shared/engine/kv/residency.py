@@ -81,7 +81,7 @@ class Entry:
 
     @property
     def stored_key(self) -> str:
-        """What the store calls it."""
+        """Name that the store gives it."""
         return self.key.removeprefix(LINK)
 
     @property

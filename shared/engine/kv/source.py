@@ -42,13 +42,13 @@ class StoredSegment(Protocol):
         ...
 
     def when_begun(self, tell: Callable[[], None]) -> None:
-        """Where layers come in order: calls ``tell`` once, as soon as the first one is on its way or will not
-        come; from whichever thread notices."""
+        """Waits, where layers come in order: calls ``tell`` once, as soon as the first one is on its way or
+        will not come; from whichever thread notices."""
         ...
 
     @property
     def tier(self) -> str:
-        """Where it is read from, for traces and metrics: ``memory``, ``disk``, ``objects`` or ``peer``;
+        """Tier it is read from, for traces and metrics: ``memory``, ``disk``, ``objects`` or ``peer``;
         empty: somewhere else."""
         ...
 

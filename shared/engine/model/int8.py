@@ -147,7 +147,7 @@ def int8_bytes(hf_model: Any) -> int:
 
 
 def _linears(hf_model: Any) -> Iterator[tuple[torch.nn.Module, str]]:
-    """Where those stand that become int8: each one's parent, and its name there."""
+    """Finds the linear layers that become int8: each one's parent, and its name there."""
     for owner in hf_model.modules():
         for name, child in owner.named_children():
             if type(child) is torch.nn.Linear:

@@ -197,7 +197,8 @@ class LinearKernels:
         return out_RO
 
     def numbers(self, weight: Tensor, scale: Tensor, first: int, out_IO: Tensor) -> None:
-        """What int8 weights stand for, from unit ``first`` on: as many as ``out_IO`` has outputs."""
+        """Returns the numbers that int8 weights stand for, from unit ``first`` on: as many as ``out_IO`` has
+        outputs."""
         num_in, num_columns = out_IO.shape
         weights = _Weights(
             weight.data_ptr(),

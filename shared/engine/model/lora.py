@@ -53,7 +53,7 @@ class LoraPair:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFacts:
-    """What is known of how an adapter was made; PEFT's own files have no place for it.
+    """Facts on how an adapter was made; PEFT's own files have no place for it.
 
     fingerprint: of the base model (``LoadedModel.fingerprint``); empty: unknown, then shapes alone tell
     whether it fits. kv_context: what the chunks it was trained over were computed behind. recipe: settings of

@@ -178,7 +178,7 @@ class _Reader:
         return AdapterFacts() if values is None else load(AdapterFacts, values, where)
 
     def _refuse(self, values: Mapping[str, Any]) -> None:
-        """What would be computed otherwise by PEFT."""
+        """Refuses what PEFT would compute otherwise."""
         if values.get("peft_type") != "LORA":
             raise self._error(
                 f"{CONFIG}: peft_type", f"{values.get('peft_type')!r} is not supported; train a LORA adapter"

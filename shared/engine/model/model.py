@@ -196,8 +196,8 @@ class LoadedModel:
         return hidden_RE
 
     def _embed_soft(self, ids_R: Tensor, token_ids: Sequence[int] | Tensor, soft_PE: Tensor) -> Tensor:
-        """Where ids are on the host, rows of packets are looked for there, and gradients go to these
-        alone."""
+        """Embeds ids. Where they are on the host, rows of packets are looked for there, and gradients go to
+        these alone."""
         end = self.spec.vocab_size
         hidden_RE: Tensor = self._decoder.embed_tokens(ids_R.clamp(max=end - 1)[None])[0]
         soft_PE = soft_PE.to(hidden_RE.dtype)

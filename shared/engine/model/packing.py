@@ -64,7 +64,7 @@ class PackedGate(torch.nn.Module):
 
 
 class Products(NamedTuple):
-    """What replaces linear layers, and a gate with what goes through it. ``rowwise``: norms are replaced as
+    """Replaces linear layers, and a gate with what goes through it. ``rowwise``: norms are replaced as
     well, and several layers of the same rows by one."""
 
     linear: type[PackedLinear | RowwiseLinear]

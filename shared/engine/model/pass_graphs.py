@@ -66,7 +66,7 @@ class GraphBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a recording is for. ``num_angles``: when these grow they are other tensors."""
+    """Kind of pass that a recording is for. ``num_angles``: when these grow they are other tensors."""
 
     sizes: TableSizes
     num_logits: int
@@ -149,8 +149,8 @@ class PassGraphs:
         return foreseen[1] if foreseen is not None and foreseen[0] == _state_of(lanes) else None
 
     def _recorded(self, body: Body) -> Body:
-        """Where recording fails, or a recording gives other logits than what it records, nothing is ever
-        recorded again, and passes run as they do without."""
+        """Records the pass. Where that fails, or a recording gives other logits than what it records, nothing
+        is ever recorded again, and passes run as they do without."""
         try:
             expected = body().clone()
             again = self._record(body)

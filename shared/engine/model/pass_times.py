@@ -20,7 +20,7 @@ class DeviceEvent(Protocol):
 
 
 def device_event(device: torch.device) -> Callable[[], DeviceEvent] | None:
-    """What makes a device's events; None: a pass has ended when it returns."""
+    """Returns what makes a device's events; None: a pass has ended when it returns."""
     if device.type != "cuda":
         return None
 

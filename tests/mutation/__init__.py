@@ -1,0 +1,1 @@
+"""Mutants of decisions, each against the nearest tests."""

@@ -1,0 +1,47 @@
+"""Names the modules whose decisions are mutated, the tests nearest to each, and the mutants that nothing can
+tell from the original."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_MUTANTS = 200
+
+TARGETS: dict[str, tuple[str, ...]] = {
+    "shared/engine/admission.py": ("engine/test_admission.py", "engine/test_chunk_reads.py"),
+    "shared/engine/decoding/choice.py": ("engine/test_choosing.py", "engine/test_draws.py"),
+    "shared/engine/decoding/draws.py": ("engine/test_draws.py",),
+    "shared/engine/decoding/text.py": ("engine/test_text.py",),
+    "shared/engine/kv/chunk_reads.py": ("engine/test_chunk_reads.py",),
+    "shared/engine/kv/load_or_compute.py": ("engine/test_load_or_compute.py",),
+    "shared/engine/kv/residency.py": ("engine/test_residency.py", "engine/test_floors.py"),
+    "shared/engine/request_queue.py": ("engine/test_request_queue.py",),
+    "shared/engine/scheduler.py": ("engine/test_scheduler.py",),
+    "shared/routing/costs.py": ("routing/test_costs.py",),
+    "shared/routing/residency.py": ("routing/test_residency.py",),
+    "shared/routing/router.py": ("routing/test_router.py",),
+    "shared/selection/grouping.py": ("selection/test_grouping.py",),
+    "shared/selection/mapping.py": ("selection/test_mapping.py",),
+    "shared/selection/selector.py": ("selection/test_selector.py",),
+    "services/generator/replica_choice.py": ("generator/test_replica_choice.py",),
+    "services/kv_store/documents/leftovers.py": ("kv_store/test_leftovers.py",),
+    "services/kv_store/documents/pins.py": ("kv_store/test_pins.py",),
+    "services/kv_store/documents/quotas.py": ("kv_store/test_quotas.py", "kv_store/test_principal_quotas.py"),
+    "services/kv_store/tiers/eviction.py": ("kv_store/test_eviction.py", "kv_store/test_tier_floors.py"),
+    "services/kv_store/tiers/promotion.py": ("kv_store/test_promotion.py",),
+    "services/kv_store/tiers/tenant_queue.py": ("kv_store/test_tenant_queue.py",),
+    "services/kv_store/upkeep/garbage.py": ("kv_store/test_garbage.py",),
+}
+"""Tests: below ``tests/unit``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Equivalent:
+    """``line``: the mutated one, without the white space around it."""
+
+    module: str
+    line: str
+    reason: str
+
+
+EQUIVALENT: tuple[Equivalent, ...] = ()
