@@ -18,7 +18,7 @@ PROTOC := $(BIN)/python -m grpc_tools.protoc -I.
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help venv demo test test-k8s fuzz mutants lint protos protos-check docs pins audit ci up down clean
+.PHONY: help venv demo test test-k8s fuzz mutants client lint protos protos-check docs pins audit ci up down clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -64,6 +64,9 @@ $(MUTATION)/.installed: $(REQUIREMENTS)/mutation.txt
 
 mutants: venv $(MUTATION)/.installed ## changed decisions against the tests nearest to them: make mutants ARGS="--module shared/engine/scheduler.py --again"
 	@$(MUTATION)/bin/python -m tests.mutation $(ARGS)
+
+client: venv ## the Python client as a wheel, in build/client
+	@$(BIN)/python -m cluster.client_wheel --out build/client
 
 lint: venv ## style, types, import contracts
 	$(BIN)/ruff check .

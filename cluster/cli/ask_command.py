@@ -135,9 +135,9 @@ def ask(
     kvquilt ask "How many rooms?" -c handbook --thoughts 5 --choose majority --marker "Answer:"
     """
     from cluster.cli.answer_output import WholeAnswer, collect, show, show_json
-    from cluster.cli.remote import rag_client
     from cluster.cli.trace_command import show_asked_for, spans_asked_for
     from shared.answer import Inquiry, RetrievalOptions
+    from shared.clients.doors import rag_client
     from shared.search import SearchMode
     from shared.tracing.traceparent import new_traceparent, trace_id_of
 

@@ -65,8 +65,8 @@ def chat(
     kvquilt chat -c handbook --output json < questions.txt
     """
     from cluster.cli.chatting import ChatLoop, Dialogue, lines_of
-    from cluster.cli.remote import rag_client
     from shared.answer import Inquiry, RetrievalOptions
+    from shared.clients.doors import rag_client
     from shared.generation.asked import SamplingParams
     from shared.generation.modes import Recompute
     from shared.generation.orders import Reuse

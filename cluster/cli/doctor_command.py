@@ -56,13 +56,13 @@ def doctor(
     problem.tar.gz         everything that an investigation needs; look into it before sending
     """
     from cluster.cli.model_choice import chosen_values
-    from cluster.cli.remote import rag_client
     from cluster.config import load_quilt
     from cluster.doctor import machine, software, surroundings
     from cluster.doctor.bundle import write_bundle
     from cluster.doctor.diagnosis import Diagnosis, Examined, run_checks, worst
     from cluster.local.state import RunDirectory
     from cluster.models.names import default_model
+    from shared.clients.doors import rag_client
 
     data_dir = str(session.data_dir)
     options = {"model": model, "data_dir": data_dir, "grpc_port": grpc_port, "http_port": http_port}

@@ -60,8 +60,8 @@ async def ingest(
     kvquilt ingest -c handbook --re-encode             after the model was changed
     """
     from cluster.cli.ingest_command import follow_all, ingest_files, print_skipped, skipped_values
-    from cluster.cli.remote import ingest_client
     from cluster.cli.sources import Sources, find_sources
+    from shared.clients.doors import ingest_client
 
     if bool(paths) == re_encode:
         raise InvalidRequest("name the PATHS to ingest, or --re-encode, not both")
@@ -95,7 +95,7 @@ def documents(session: Session, collection: str) -> None:
     """List what has been ingested, who may read it, and what the KV of each document was computed behind
     (kv_context). Documents are named as `kvquilt delete` takes them."""
     from cluster.cli.console import documents_table, print_whole
-    from cluster.cli.remote import ingest_client
+    from shared.clients.doors import ingest_client
 
     async def go() -> None:
         async with session.connect(ingest_client) as client:
@@ -123,7 +123,7 @@ def delete(session: Session, document_ids: tuple[str, ...], collection: str, eve
     kvquilt delete lease.pdf -c handbook
     kvquilt delete --all -c handbook
     """
-    from cluster.cli.remote import ingest_client
+    from shared.clients.doors import ingest_client
 
     if bool(document_ids) == everything:
         raise InvalidRequest("name DOCUMENT_IDS, or --all, not both")

@@ -150,7 +150,6 @@ def evaluate(
     import torch
 
     from cluster.cli.model_choice import served_config
-    from cluster.cli.remote import generation_client
     from cluster.evaluation.adapters import adapter_places
     from cluster.evaluation.arms import parse_contexts, parse_modes
     from cluster.evaluation.datasets.wanted import parse_noise
@@ -160,6 +159,7 @@ def evaluate(
     from cluster.gate.answering import Models
     from cluster.gate.modes import parse_ratios
     from cluster.gate.names import parse_names
+    from shared.clients.doors import generation_client
     from shared.generation.modes import ReuseMode
 
     order = SuiteOrder(

@@ -61,7 +61,7 @@ def explore(
     kvquilt explore "the lease" -c handbook < commands.txt
     """
     from cluster.cli.conversation import COMMANDS, Conversation, Lines, lines_of
-    from cluster.cli.remote import forest_client
+    from shared.clients.doors import forest_client
 
     sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
 
@@ -92,7 +92,7 @@ async def _context(
         NotFound: nothing matches.
         ModelMismatch: the collection was made for another model.
     """
-    from cluster.cli.remote import generation_client, retrieval_client
+    from shared.clients.doors import generation_client, retrieval_client
 
     async with (
         session.connect(retrieval_client) as retrieval,

@@ -55,7 +55,7 @@ def rate(session: Session, request_id: str, rating: str, comment: str, question:
     kvquilt feedback rate 5f0c… good
     kvquilt feedback rate 5f0c… bad --comment "That was last year's price."
     """
-    from cluster.cli.remote import rag_client
+    from shared.clients.doors import rag_client
 
     given = Feedback(request_id, Rating(rating), comment, question - 1)
     session.ask(rag_client, lambda client: client.rate(session.context(), given))
@@ -89,7 +89,7 @@ def export(session: Session, collection: str, rating: str | None, file: Path | N
     \b
     kvquilt feedback export -c handbook -o questions.jsonl
     """
-    from cluster.cli.remote import rag_client
+    from shared.clients.doors import rag_client
 
     async def go() -> list[RatedAnswer]:
         async with session.connect(rag_client) as client:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from cluster.cli.console import print_whole
-from cluster.cli.remote import retrieval_client, store_client
 from cluster.cli.session import LONG_DEADLINE_MS, Session
 from cluster.config import QuiltConfig
 from cluster.gate.answering import Models
@@ -27,6 +26,7 @@ from cluster.gate.served import BESIDE_PACKETS, LeftOut, say_left_out
 from cluster.gate.servings import JudgedServing, Serving, advised, servings_details, servings_table
 from cluster.gate.show import decision_table, kl_table, summary_table
 from services.generator.config import SelectionConfig
+from shared.clients.doors import retrieval_client, store_client
 from shared.errors import ConfigError, CorruptData, FailedPrecondition, InvalidRequest, KvquiltError
 from shared.generation.orders import NO_ADAPTER
 from shared.identity import adapter_identity, digest

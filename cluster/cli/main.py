@@ -196,7 +196,7 @@ def status(session: Session) -> None:
     """The state of every service, and which collections are not made as documents are now (another model,
     prompt or kv_context). Exit code 1 when a service is not ready."""
     from cluster.cli.console import status_table
-    from cluster.cli.remote import rag_client
+    from shared.clients.doors import rag_client
 
     services = session.ask(rag_client, lambda rag: rag.status(session.context(15_000)))
     session.tell(

@@ -21,7 +21,7 @@ def mcp(session: Session) -> None:
     kvquilt mcp
     kvquilt --target kvquilt.example:9000 --key-file key mcp
     """
-    from cluster.cli.remote import ingest_client, rag_client, retrieval_client
+    from shared.clients.doors import ingest_client, rag_client, retrieval_client
     from shared.mcp_server.server import Library, mcp_server
 
     async def serve() -> None:

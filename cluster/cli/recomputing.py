@@ -11,9 +11,9 @@ from typing import Protocol
 
 from rich.console import Console
 
-from cluster.cli.remote import generation_client, store_client
 from cluster.cli.session import LONG_DEADLINE_MS, Session
 from cluster.cli.store_upkeep import Contexts, print_findings, print_seals, scrub_bar, verify
+from shared.clients.doors import generation_client, store_client
 from shared.clients.generation import GenerationClient
 from shared.clients.kv_store import KvStoreClient
 from shared.errors import NotFound

@@ -34,7 +34,7 @@ async def rebuild(session: Session, collection: str) -> int:
     kvquilt retrieval rebuild -c handbook
     """
     from cluster.cli.ingest_command import follow_all
-    from cluster.cli.remote import ingest_client
+    from shared.clients.doors import ingest_client
 
     async with session.connect(ingest_client) as client:
         summary = await follow_all(session.err, client.rebuild(session.context(LONG_DEADLINE_MS), collection))

@@ -21,8 +21,8 @@ from shared.principals.credentials import Credentials, bearer, no_credentials
 from shared.request import RequestContext
 
 if TYPE_CHECKING:
-    from cluster.cli.remote import Door
     from cluster.local.state import StackState
+    from shared.clients.doors import Door
 
 ClientT = TypeVar("ClientT")
 ResultT = TypeVar("ResultT")

@@ -52,7 +52,6 @@ def stats(session: Session) -> None:
     principal, are those of the distinct chunks of its documents. Documents that your key may not read are
     left out.
     """
-    from cluster.cli.remote import store_client
     from cluster.cli.store_console import (
         collections_table,
         counters_table,
@@ -61,6 +60,7 @@ def stats(session: Session) -> None:
         tenants_table,
         tiers_table,
     )
+    from shared.clients.doors import store_client
 
     async def both(store: KvStoreClient) -> tuple[StoreStats, list[AlikeDocuments]]:
         return await store.stats(session.context()), await store.count_documents(session.context())
@@ -124,10 +124,10 @@ async def repair(session: Session) -> int:
     Documents of all tenants are repaired, or those of --tenant. Exit code 0 when everything is whole
     afterwards.
     """
-    from cluster.cli.remote import ingest_client, store_client
     from cluster.cli.store_upkeep import print_findings
     from cluster.cli.store_upkeep import repair as recompute
     from cluster.cli.store_upkeep import verify as scrub
+    from shared.clients.doors import ingest_client, store_client
 
     async with session.connect(store_client) as client, session.connect(ingest_client) as ingest:
         findings = await scrub(session.err, client, session.context(LONG_DEADLINE_MS), repair=True)
@@ -164,8 +164,8 @@ async def migrate(session: Session, collection: str, encoding: str, seal: bool) 
     kvquilt store migrate -c handbook               after the model or its kv_encoding was changed
     """
     from cluster.cli.recomputing import seal_store
-    from cluster.cli.remote import generation_client, ingest_client
     from cluster.cli.store_upkeep import migrate as bring
+    from shared.clients.doors import generation_client, ingest_client
 
     async with session.connect(ingest_client) as ingest, session.connect(generation_client) as generation:
         chosen = encoding or (await generation.describe(session.context())).kv_encoding
@@ -200,7 +200,7 @@ def gc(session: Session, grace: float, dry_run: bool) -> None:
     The store does this by itself from time to time (kv_store.garbage in the configuration). Nothing that a
     document refers to or a request is reading is ever removed.
     """
-    from cluster.cli.remote import store_client
+    from shared.clients.doors import store_client
 
     ctx = session.context(LONG_DEADLINE_MS)
     found = session.ask(store_client, lambda store: store.collect_garbage(ctx, grace, dry_run))
@@ -245,8 +245,8 @@ def unpin(session: Session, document_ids: tuple[str, ...], collection: str) -> N
 @click.pass_obj
 def pins(session: Session) -> None:
     """List what is pinned."""
-    from cluster.cli.remote import store_client
     from cluster.cli.store_console import pins_table
+    from shared.clients.doors import store_client
 
     found = session.ask(store_client, lambda store: store.list_pins(session.context()))
     session.tell(list(map(asdict, found)))
@@ -269,7 +269,7 @@ async def export_(session: Session, file: Path, collection: str) -> int:
     kvquilt store export -c handbook handbook.kvquilt
     """
     from cluster.archive.transfer import export_collection
-    from cluster.cli.remote import store_client
+    from shared.clients.doors import store_client
 
     async with session.connect(store_client) as client:
         ctx = session.context(LONG_DEADLINE_MS)
@@ -302,7 +302,7 @@ async def import_(session: Session, file: Path, collection: str) -> int:
     """
     from cluster.archive.transfer import import_collection
     from cluster.cli.ingest_command import follow_all
-    from cluster.cli.remote import generation_client, ingest_client, store_client
+    from shared.clients.doors import generation_client, ingest_client, store_client
 
     ctx = session.context(LONG_DEADLINE_MS)
     async with session.connect(store_client) as client, session.connect(generation_client) as generation:
@@ -320,7 +320,7 @@ async def import_(session: Session, file: Path, collection: str) -> int:
 
 
 def _change_pins(session: Session, collection: str, document_ids: tuple[str, ...], unpin: bool) -> None:
-    from cluster.cli.remote import store_client
+    from shared.clients.doors import store_client
 
     async def change(store: KvStoreClient) -> int:
         for document_id in document_ids or ("",):

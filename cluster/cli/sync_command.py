@@ -92,8 +92,8 @@ async def sync(
     goes on when the same command is given again.
     """
     from cluster.cli.ingest_command import print_skipped, skipped_values
-    from cluster.cli.remote import ingest_client
     from cluster.cli.syncing import Sync
+    from shared.clients.doors import ingest_client
 
     if yes and not delete:
         raise InvalidRequest("--yes: only with --delete")

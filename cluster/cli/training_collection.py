@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from cluster.cli.remote import store_client
 from cluster.cli.session import LONG_DEADLINE_MS, Session
 from cluster.training.collection import ModelWriter, QuestionWriter, examples_of, subjects_of
 from cluster.training.examples import Example, read_examples, write_examples
 from cluster.training.run import Progress
 from cluster.training.task import TrainedModel
+from shared.clients.doors import store_client
 from shared.errors import InvalidRequest, NotFound
 from shared.kv_types import Manifest
 

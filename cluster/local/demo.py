@@ -18,7 +18,6 @@ from rich.text import Text
 
 from cluster.cli.answer_output import WholeAnswer, collect
 from cluster.cli.console import usage_line
-from cluster.cli.remote import rag_client
 from cluster.cli.sources import find_sources
 from cluster.local.demo_docs import run_docs_demo
 from cluster.local.demo_session import (
@@ -31,6 +30,7 @@ from cluster.local.demo_session import (
 from cluster.paths import DEMO_ASSETS
 from services.training.demo_documents import DemoQuestion
 from shared.answer import Inquiry, RetrievalOptions
+from shared.clients.doors import rag_client
 from shared.generation.modes import ReuseMode
 from shared.measuring.report import Measurement, write_report
 from shared.request import RequestContext

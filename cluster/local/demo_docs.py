@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.cli.model_choice import choose_model
-from cluster.cli.remote import rag_client
 from cluster.cli.sources import SourceFile, find_sources
 from cluster.local.demo_session import (
     Answers,
@@ -25,6 +24,7 @@ from cluster.local.demo_session import (
 from cluster.models.names import SMOLLM2, SMOLLM2_INSTALL, smollm2_file
 from cluster.paths import PROJECT_ROOT
 from shared.answer import AnswerUsage
+from shared.clients.doors import rag_client
 from shared.generation.modes import ReuseMode
 from shared.measuring.report import Measurement, measured
 

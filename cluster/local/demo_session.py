@@ -15,13 +15,13 @@ from rich.text import Text
 from cluster.cli.answer_output import WholeAnswer, collect
 from cluster.cli.console import citation_line, stage_cells, stages_table
 from cluster.cli.ingest_command import ingest_files
-from cluster.cli.remote import ingest_client
 from cluster.cli.sources import SourceFile
 from cluster.cli.startup import start_progress
 from cluster.config import QuiltConfig, load_quilt
 from cluster.local import launcher
 from cluster.models.names import DEMO
 from shared.answer import Inquiry
+from shared.clients.doors import ingest_client
 from shared.clients.rag import RagClient
 from shared.errors import InternalError
 from shared.generation.modes import ReuseMode

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from cluster import applications
-from cluster.cli.remote import rag_client
 from cluster.compose import deployed, serve_config
 from cluster.config import QuiltConfig
 from cluster.local.authentication import operator_credentials
@@ -36,6 +35,7 @@ from cluster.local.state import RAY_DIR_PREFIX, RunDirectory, StackState
 from services.kv_store.tiers.memory_directory import remove_what_was_left
 from shared import log as logs
 from shared.clients.channels import TLS
+from shared.clients.doors import rag_client
 from shared.config import load, to_dict
 from shared.errors import ConfigError, KvquiltError, Unavailable
 from shared.principals.credentials import Credentials

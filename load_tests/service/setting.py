@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cluster.cli.ingest_command import ingest_files
-from cluster.cli.remote import generation_client, ingest_client, rag_client
 from cluster.cli.sources import find_sources
 from cluster.paths import DEMO_ASSETS
 from load_tests.engine.ours import Ours
@@ -25,6 +24,7 @@ from load_tests.service.plan import LoadPlan, options_of
 from load_tests.service.run import LoadRun
 from load_tests.service.sample import MS
 from load_tests.service.terminal import Terminal
+from shared.clients.doors import generation_client, ingest_client, rag_client
 from shared.clients.ingest import IngestClient
 from shared.config import API_KEY
 from shared.errors import InvalidRequest, NotFound

@@ -18,7 +18,6 @@ from collections.abc import AsyncGenerator, Sequence
 
 from rich.console import Console
 
-from cluster.cli.remote import rag_client
 from cluster.cli.sources import find_sources
 from cluster.local.demo_session import ingest_sources
 from cluster.paths import DEMO_ASSETS
@@ -26,6 +25,7 @@ from load_tests.benchmark import at_least, exit_code, json_option, new_parser, o
 from load_tests.service.demo_cluster import demo_cluster
 from load_tests.tracing.pairs import Pair, ask_in_pairs, findings
 from shared.answer import AnswerEvent, Inquiry
+from shared.clients.doors import rag_client
 from shared.generation.asked import SamplingParams
 from shared.generation.modes import ReuseMode
 from shared.generation.orders import Reuse

@@ -15,11 +15,11 @@ import pytest
 import yaml
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from cluster.cli.remote import rag_client
 from cluster.local import launcher
 from cluster.local.state import RunDirectory
 from shared.answer import Inquiry
 from shared.clients.channels import TLS, channel_to
+from shared.clients.doors import rag_client
 from shared.errors import NotFound, Unavailable
 from shared.principals.principal import Role
 from shared.principals.roles import ROLES

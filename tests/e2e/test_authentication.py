@@ -14,11 +14,11 @@ import openai
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
-from cluster.cli.remote import generation_client, ingest_client, rag_client, retrieval_client
 from cluster.compose import SERVICERS
 from cluster.local import launcher
 from protos.kvquilt.v1 import common_pb2
 from shared.answer import Inquiry, RetrievalOptions, Retrieved
+from shared.clients.doors import generation_client, ingest_client, rag_client, retrieval_client
 from shared.clients.rag import RagClient
 from shared.documents import SourceDocument, Stage
 from shared.errors import KvquiltError, NotFound, PermissionDenied, Unauthenticated

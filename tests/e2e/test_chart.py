@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.cli.remote import rag_client
 from cluster.local.launcher import free_port
 from cluster.local.processes import end_session, session_members
 from cluster.paths import DEMO_ASSETS, PROJECT_ROOT
 from load_tests.servers.s3 import S3Server
+from shared.clients.doors import rag_client
 from shared.config import API_KEY
 from shared.errors import Unauthenticated
 from shared.request import RequestContext

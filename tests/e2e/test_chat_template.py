@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cluster.cli.remote import rag_client
 from cluster.local import launcher
 from shared.answer import AnswerUsage, Inquiry, Retrieved
+from shared.clients.doors import rag_client
 from shared.generation.asked import SamplingParams
 from shared.generation.modes import ReuseMode
 from shared.generation.orders import Reuse

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cli.remote import ingest_client, rag_client, retrieval_client
 from cluster.paths import DEMO_ASSETS
 from shared.answer import AnswerDone, AnswerEvent, Inquiry, RetrievalOptions
+from shared.clients.doors import ingest_client, rag_client, retrieval_client
 from shared.errors import InternalError, KvquiltError, NotFound, Unavailable
 from shared.generation.asked import SamplingParams
 from shared.generation.told import TokenEvent

@@ -15,12 +15,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM
 
-from cluster.cli.remote import rag_client
 from cluster.local import launcher
 from cluster.local.processes import session_members
 from cluster.local.state import RunDirectory
 from cluster.paths import DEMO_MODEL
 from shared.answer import AnswerDone, AnswerEvent, Inquiry
+from shared.clients.doors import rag_client
 from shared.generation.asked import SamplingParams
 from shared.generation.told import TokenEvent
 from shared.request import RequestContext

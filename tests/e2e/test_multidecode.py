@@ -10,8 +10,8 @@ from contextlib import aclosing
 
 import pytest
 
-from cluster.cli.remote import forest_client, rag_client
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, Inquiry, RetrievalOptions
+from shared.clients.doors import forest_client, rag_client
 from shared.errors import InvalidRequest
 from shared.generation.asked import Beams, Choice, ChoiceRule, Decoding, Margins, SamplingParams
 from shared.generation.forest import Edit, Fork, Grow, Rewind, Start

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cli.remote import rag_client
 from cluster.local import launcher
 from shared.answer import AnswerDone, AnswerUsage, Inquiry, RetrievalOptions
+from shared.clients.doors import rag_client
 from shared.generation.asked import SamplingParams
 from shared.generation.modes import ReuseMode
 from shared.generation.orders import Reuse

@@ -11,7 +11,6 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from cluster.cli.remote import ingest_client, rag_client
 from cluster.compose import APPLICATIONS
 from protos.kvquilt.v1 import (
     common_pb2,
@@ -31,6 +30,7 @@ from shared.answer import (
     RetrievalOptions,
     Retrieved,
 )
+from shared.clients.doors import ingest_client, rag_client
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.clients.health import ServiceHealth
 from shared.clients.service import ServiceClient

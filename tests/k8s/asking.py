@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from cluster.cli.remote import rag_client
 from cluster.paths import DEMO_ASSETS, PROJECT_ROOT
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Inquiry, RetrievalOptions
+from shared.clients.doors import rag_client
 from shared.config import API_KEY
 from shared.errors import KvquiltError
 from shared.generation.asked import SamplingParams

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cli.remote import generation_client, store_client
+from shared.clients.doors import generation_client, store_client
 from shared.generation.asked import SamplingParams
 from shared.generation.modes import ReuseMode
 from shared.generation.orders import GenerationOrder, Reuse

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from cluster.cli.remote import store_client
+from shared.clients.doors import store_client
 from shared.request import RequestContext
 from tests.k8s.asking import COLLECTION, DOCUMENTS, answer, cli
 from tests.k8s.conftest import RECOVERY_S, Trial, answers

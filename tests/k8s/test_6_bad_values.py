@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.cli.remote import rag_client
+from shared.clients.doors import rag_client
 from shared.clients.health import ServiceHealth
 from shared.errors import KvquiltError
 from shared.request import RequestContext
