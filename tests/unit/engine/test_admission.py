@@ -21,6 +21,7 @@ from shared.generation.asked import (
 )
 from shared.generation.forest import ForestRequest
 from shared.generation.modes import Ape, GoesBy, Recompute, ReuseMode
+from shared.packets import PacketIds
 from tests.unit.engine.test_residency import SPEC
 
 CONFIG = EngineConfig(max_running_branches=4)
@@ -43,7 +44,7 @@ def test_what_fits_is_admitted() -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"prefix_ids": (10,)}, "prefix: token id 10"),
+        ({"prefix_ids": (10,)}, r"prefix: token id 10 is outside the vocabulary \(0 to 9\)"),
         ({"prefix_ids": (-1,)}, "prefix: token id -1"),
         ({"chunks": (Chunk("a", ()),)}, r"chunks\[0\]: is empty"),
         ({"chunks": (*CHUNKS, Chunk("c", (99,)))}, r"chunks\[2\]: token id 99"),
@@ -96,6 +97,20 @@ def test_what_needs_text_is_refused_without_a_tokenizer(changes: dict[str, Any])
     check(replace(REQUEST, **changes))
     with pytest.raises(InvalidRequest, match="no tokenizer"):
         check(replace(REQUEST, **changes), has_text=False)
+
+
+def test_thoughts_are_chosen_by_log_probability_without_a_tokenizer() -> None:
+    choice = Choice(ChoiceRule.MEAN_LOGPROB)
+    check(replace(REQUEST, choose=choice, sampling=WARM), has_text=False)
+
+
+@pytest.mark.parametrize("token_ids", [(1, 2), (11, 1, 2, 10), (10, 1, 2)])
+def test_a_chunk_stands_between_the_packets_or_is_refused(token_ids: tuple[int, ...]) -> None:
+    places = PacketIds(first=10, num_header=1, num_trailer=1)
+    request = replace(REQUEST, chunks=(Chunk("a", (10, 1, 2, 11)),))
+    check(request, packets=places)
+    with pytest.raises(InvalidRequest, match=r"chunks\[0\]: does not stand between the model's packets"):
+        check(replace(request, chunks=(Chunk("a", token_ids),)), packets=places)
 
 
 @pytest.mark.parametrize("limit", ["max_positions", "sliding_window"])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from load_tests.kv_store.stored_chunks import ChunkShape
 from shared.engine.kv.chunk_reads import ChunkRead, FirstLayer, Loaded, ReadList
 from shared.engine.kv.segment import Segment
+from shared.errors import CorruptData, Unavailable
 
 LAYERS = 4
 SPEC = ChunkShape(layers=LAYERS, kv_heads=1, head_dim=2, tokens=3).spec
@@ -177,3 +178,26 @@ def test_what_is_given_up_is_told_and_closed(in_order: bool) -> None:
     assert (first.layers, second.layers) == ([0], [])
     assert [key for key, kind in told if kind is Loaded] == ["1", "0"]
     assert (first.num_closed, second.num_closed) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("failure", "broken"), [(None, False), (CorruptData("a bit"), True), (Unavailable("away"), False)]
+)
+def test_a_chunk_is_broken_if_it_is_not_what_was_stored(failure: Exception | None, broken: bool) -> None:
+    def fail(layer: int) -> None:
+        if failure is not None and layer == 1:
+            raise failure
+
+    told: list[FirstLayer | Loaded] = []
+    read = ChunkRead("a", Stored(False, fail), Segment.arriving(SPEC, 3), told.append)
+    ReadList([read], LAYERS).work(threading.Event())
+    loaded = [event for event in told if isinstance(event, Loaded)]
+    assert [(event.broken, event.segment is None) for event in loaded] == [(broken, failure is not None)]
+
+
+def test_what_is_given_up_is_not_called_broken() -> None:
+    closing = threading.Event()
+    closing.set()
+    told: list[FirstLayer | Loaded] = []
+    ReadList([ChunkRead("a", Stored(False), Segment.arriving(SPEC, 3), told.append)], LAYERS).work(closing)
+    assert told == [Loaded("a", None, False)]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shared.engine.decoding.draws import Draw
+from shared.engine.decoding.draws import Draw, Wanted
 from shared.engine.decoding.sampling import BLOCK_LEN, gumbel_noise, sample, truncate
 from shared.generation.asked import SamplingParams
 
@@ -182,3 +182,15 @@ def test_the_branches_of_a_step_are_drawn_together() -> None:
         )
 
     assert len(draw(2).names) == len(draw(8).names) <= 30
+
+
+@pytest.mark.parametrize(
+    ("num_ranked", "of_draws", "most"), [(3, (), 3), (0, (2, 5), 5), (4, (2,), 4), (0, (0,), 0)]
+)
+def test_a_row_ranks_as_many_tokens_as_any_part_of_it_needs(
+    num_ranked: int, of_draws: tuple[int, ...], most: int
+) -> None:
+    draws = tuple(Draw(SamplingParams(top_logprobs=n), 0, 0) for n in of_draws)
+    wanted = Wanted(draws, num_ranked)
+    assert (wanted.most_ranked, wanted.anything) == (most, True)
+    assert not Wanted().anything

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.engine.decoding.text import Decode, TextStream
+from shared.engine.decoding.text import Decode, Growth, TextStream
+from shared.generation.asked import SamplingParams
+from shared.generation.told import FinishReason
 
 
 def of_bytes(ids: Sequence[int]) -> str:
@@ -127,3 +130,51 @@ def test_an_overlapping_beginning_is_not_forgotten(stop: str) -> None:
     stream = TextStream(of_bytes, (stop,))
     assert "".join(push(stream, b"xaaaab")) == "x" + "a" * (5 - len(stop))
     assert stream.stopped
+
+
+MARK, STOP = 6, 3
+
+
+def ends(ids: Sequence[int], **more: Any) -> list[tuple[str, FinishReason | None]]:
+    """What a branch of these tokens says of each of them."""
+    growth = Growth(SamplingParams(max_tokens=4), TextStream(of_words, ("STOP",)), {MARK}, **more)
+    return [growth.add(token_id) for token_id in ids]
+
+
+def test_a_branch_ends_at_its_limit() -> None:
+    assert [reason for _, reason in ends([0, 1, 2, 0])] == [None, None, None, FinishReason.LENGTH]
+
+
+def test_a_branch_ends_at_an_end_mark_which_is_no_text() -> None:
+    assert ends([0, MARK]) == [("one", None), ("", FinishReason.STOP)]
+
+
+def test_a_branch_ends_at_a_stop_string() -> None:
+    assert ends([0, STOP]) == [("one", None), ("", FinishReason.STOP)]
+
+
+def test_a_branch_ends_where_its_grammar_is_complete() -> None:
+    class Two:
+        """Complete behind two tokens."""
+
+        num_tokens = 0
+
+        def push(self, token_id: int) -> None:
+            self.num_tokens += 1
+
+        @property
+        def complete(self) -> bool:
+            return self.num_tokens == 2
+
+    assert ends([0, 1], grammar=Two()) == [("one", None), (" two", FinishReason.STOP)]
+
+
+@pytest.mark.parametrize(("num_characters", "repeated"), [(23, False), (24, True)])
+def test_a_text_that_ends_within_a_repetition_leaves_it_out_if_it_is_long_enough(
+    num_characters: int, repeated: bool
+) -> None:
+    sentence = "The lease was signed by Ada in May."
+    stream = TextStream(lambda ids: "".join(map(chr, ids)), (), stop_repeated=True)
+    begun = sentence[:num_characters]
+    text = "".join(stream.push(ord(c)) for c in f"{sentence} {begun}") + stream.finish()
+    assert (text.strip(), stream.stopped) == (sentence if repeated else f"{sentence} {begun}", repeated)

@@ -133,6 +133,17 @@ def test_a_hot_one_that_is_replaced_counts_with_its_new_size_and_stays_hot() -> 
     queue.check_invariants()
 
 
+def test_what_was_evicted_long_ago_is_new_again() -> None:
+    queue = queue_with_main(*"abcdefghi")
+    for n in range(12):
+        queue.admit(f"passing{n}", 10)
+        assert queue.victims(1, lambda _: False) == [f"passing{n}"]
+    queue.admit("passing0", 10)
+    assert queue.victims(1, lambda _: False) == ["passing0"], "its name was forgotten"
+    queue.admit("passing11", 10)
+    assert queue.victims(1, lambda _: False) == ["a"], "this one's was not"
+
+
 def test_nothing_is_evicted_if_too_little_can_be() -> None:
     queue = S3Fifo()
     for name in "abc":

@@ -79,11 +79,15 @@ async def test_young_chunks_and_chunks_being_read_are_kept_and_counted() -> None
     assert store.chunks.keys() == {A, B}
 
 
-async def test_a_dry_run_says_the_same_and_removes_nothing() -> None:
+async def test_a_dry_run_says_the_same_and_removes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     store = Store(A, B, C)
     store.references[A] = 1
     assert await store.collect(dry_run=True) == CollectedGarbage(2, 20, 0)
     assert len(store.chunks) == 3
+    assert "2 chunks of 20 bytes would go" in caplog.text
+    await store.collect()
+    assert "2 chunks of 20 bytes are gone" in caplog.text
 
 
 async def test_a_document_that_comes_while_garbage_is_collected_keeps_its_chunks() -> None:
@@ -160,3 +164,15 @@ def test_everything_is_young_where_the_keepers_clock_cannot_be_read() -> None:
             return None
 
     assert keeper_now_s(Forgetful()) == 0.0
+
+
+async def test_an_empty_page_is_the_last_one_whatever_it_says() -> None:
+    class Endless(Store):
+        num_pages = 0
+
+        async def list_page(self, ctx: RequestContext, start_after: str = "") -> ChunkPage:
+            self.num_pages += 1
+            assert self.num_pages == 1
+            return ChunkPage((), truncated=True)
+
+    assert await Endless().collect() == CollectedGarbage(0, 0, 0)

@@ -154,13 +154,17 @@ def test_a_damaged_list_is_restored_from_its_copy(catalog: Catalog, name: str) -
     assert pins.verify() == []
 
 
-def test_a_list_that_is_damaged_twice_is_forgotten_rather_than_believed_and_says_so(catalog: Catalog) -> None:
+def test_a_list_that_is_damaged_twice_is_forgotten_rather_than_believed_and_says_so(
+    catalog: Catalog, caplog: pytest.LogCaptureFixture
+) -> None:
     blobs = DictBlobs()
     pins_in(blobs, catalog).change(Pin("t", "books"), unpin=False)
+    assert not caplog.records, "no list is no damage"
     harm(blobs, BLOB)
     harm(blobs, COPY)
     pins = pins_in(blobs, catalog)
     assert (pins.of("t"), pins.damaged) == ([], True)
+    assert "the list of pins is damaged" in caplog.text
     assert [(d.name, d.restored) for d in pins.verify(repair=True)] == [(BLOB, False), (COPY, False)]
     pins.change(Pin("t", "books"), unpin=False)
     assert (pins.damaged, pins.verify()) == (False, [])
@@ -193,6 +197,7 @@ def test_a_list_that_an_earlier_version_wrote_is_read_and_written_anew_with_the_
 
 
 def test_the_smallest_node_must_keep_room_for_the_rest() -> None:
+    check_room(10, {"a": 100, "b": 1000, "c": 0})
     check_room(90, {"a": 100, "b": 1000, "c": 0})
     check_room(10**15, {"a": 0})
     with pytest.raises(StorageFull, match="holds 100"):
