@@ -1,0 +1,1 @@
+"""Runs every benchmark and writes one page of their figures: ``python -m load_tests.all``."""
