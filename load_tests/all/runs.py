@@ -19,7 +19,7 @@ REPORTS = "reports"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BenchmarkRun:
     """``seconds`` None: it was measured by an earlier run. ``error``: why there is no report; empty: there
     is one."""
 
@@ -61,13 +61,13 @@ def report_file(out: Path, benchmark: Benchmark) -> Path:
 
 def run(
     benchmarks: Sequence[Benchmark], out: Path, again: bool = False, start: Start = start
-) -> Iterator[Outcome]:
+) -> Iterator[BenchmarkRun]:
     """One after the other, each outcome as it comes. ``again``: those with a report, too."""
     (out / REPORTS).mkdir(parents=True, exist_ok=True)
     for benchmark in benchmarks:
         report = report_file(out, benchmark)
         if report.exists() and not again:
-            yield Outcome(benchmark)
+            yield BenchmarkRun(benchmark)
             continue
         made, log = report.with_suffix(".partial"), report.with_suffix(".log")
         command = [sys.executable, "-m", f"load_tests.{benchmark.module}", *benchmark.options]
@@ -80,7 +80,7 @@ def run(
             made.replace(report)
         with suppress(FileNotFoundError):
             made.unlink()
-        yield Outcome(benchmark, time.monotonic() - began, error)
+        yield BenchmarkRun(benchmark, time.monotonic() - began, error)
 
 
 def read(out: Path, benchmarks: Sequence[Benchmark]) -> list[Report]:

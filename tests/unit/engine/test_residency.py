@@ -63,6 +63,13 @@ def test_the_least_recently_used_goes_first() -> None:
     assert pool.ready_keys() == ["a", "d", "e"]
 
 
+def test_a_chunk_that_was_just_asked_for_is_loading_and_neither_late_nor_broken() -> None:
+    entry, new = Pool(30 * TOKEN_BYTES).acquire("a", (1, 2), "t")
+    assert new
+    assert (entry.state, entry.refs, entry.tenant) == (State.LOADING, 1, "t")
+    assert (entry.late, entry.broken, entry.only_loaded) == (False, False, False)
+
+
 def test_no_more_go_than_room_is_needed_for() -> None:
     pool = Pool(35 * TOKEN_BYTES)
     for key in "abc":

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shared.errors import InvalidRequest
 from shared.routing.costs import (
+    MOST_MS,
     ReplicaCost,
     ReplicaLoad,
     ReplicaRates,
@@ -18,6 +19,7 @@ from shared.routing.costs import (
     Tier,
     WantedChunk,
     balanced,
+    check_time,
     replica_cost,
 )
 
@@ -135,3 +137,10 @@ def test_what_is_no_link_number_or_chunk_is_refused() -> None:
         WantedChunk(1, -5)
     with pytest.raises(InvalidRequest, match=r"chunks\.key"):
         WantedChunk(2**64, 5)
+
+
+def test_a_time_may_be_a_day_and_no_more() -> None:
+    check_time("wait_ms", MOST_MS)
+    for wrong in (MOST_MS + 1, -1.0, float("nan"), True):
+        with pytest.raises(InvalidRequest, match="wait_ms"):
+            check_time("wait_ms", wrong)

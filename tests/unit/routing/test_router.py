@@ -469,3 +469,25 @@ def test_links_are_shared_by_the_replicas_of_a_node() -> None:
     assert costs["r2"].backlog_ms == 0
     routed.load_told("r1", ReplicaLoad(), 10)  # who tells of them tells of both
     assert routed.rank(asked(7), 10).costs["r0"].backlog_ms == 0
+
+
+def test_what_questions_take_on_average_follows_what_was_sent() -> None:
+    routed = router(1)
+    for _ in range(300):
+        decision = routed.rank(asked(1, 2), 0)
+        routed.dispatched(decision, "r0", 0)
+    work_ms = decision.costs["r0"].work_ms
+    assert work_ms == pytest.approx(10)
+    assert routed._mean_work_ms == pytest.approx(work_ms, rel=0.05)
+
+
+def test_a_question_that_nobody_holds_goes_home_by_its_heaviest_chunk() -> None:
+    def home(*chunks: WantedChunk) -> tuple[str, ...]:
+        routed = router(40)
+        tell(routed, "r0", 99)
+        decision = routed.rank(RoutedQuestion(chunks, 100), 0)
+        assert decision.reason is RouteReason.HOME
+        return decision.ranks[0]
+
+    light, heavy = WantedChunk(1, 100), WantedChunk(2, 500)
+    assert home(light, heavy) == home(heavy, light) == home(heavy) != home(light)
