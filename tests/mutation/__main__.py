@@ -119,18 +119,19 @@ def drawn(targets: Mapping[str, Sequence[str]], limit: int, seed: int) -> list[M
 
 def one_per_place(module: str, draw: random.Random) -> Iterator[Mutant]:
     at: dict[object, list[Mutant]] = {}
-    nodes = [node for node in ast_nodes(get_ast_from_path(Path(module))) if not _of_decorator(node)]
+    nodes = list(ast_nodes(get_ast_from_path(Path(module))))
     for name in ("SwapMinMax", *filter(OPERATORS.fullmatch, operator_names())):
         operator = operator_called(name)
-        positions = (position for node in nodes for position in operator.mutation_positions(node))
-        for occurrence, position in enumerate(positions):
-            at.setdefault(position, []).append(Mutant(module, name, occurrence, position[0][0]))
+        places = ((node, position) for node in nodes for position in operator.mutation_positions(node))
+        for occurrence, (node, position) in enumerate(places):
+            if not _decides_nothing(node):
+                at.setdefault(position, []).append(Mutant(module, name, occurrence, position[0][0]))
     for same in at.values():
         yield draw.choice(same)
 
 
-def _of_decorator(node: Any) -> bool:
-    return parso.tree.search_ancestor(node, "decorator") is not None
+def _decides_nothing(node: Any) -> bool:
+    return parso.tree.search_ancestor(node, "decorator", "assert_stmt") is not None
 
 
 def operator_called(name: str) -> Operator:

@@ -228,3 +228,19 @@ def test_the_library_needs_no_service() -> None:
         "& set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("auxiliary", "primary"), PAIRS)
+def test_what_chunks_stand_behind_is_read_as_far_as_the_primary_reads_it(
+    auxiliary: str, primary: str
+) -> None:
+    selector, text = selector_of(auxiliary, primary), PASSAGES[0]
+    tokenized, tokens_of = selector.pair(text).primary, selector.auxiliary.tokenizer.tokenize
+    ids, half = tokenized.token_ids, len(tokenized) // 2
+    assert selector.link(text, ids) == tokens_of(text).token_ids
+    beginning = text[: int(tokenized.ends[half - 1])]
+    assert len(beginning) < len(text)
+    assert selector.link(text, ids[:half]) == tokens_of(beginning).token_ids
+    for wrong in ((), ids[1:], (*ids[: half - 1], ids[half])):
+        with pytest.raises(ModelMismatch, match="in front of a chunk"):
+            selector.link(text, wrong)
