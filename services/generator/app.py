@@ -91,13 +91,13 @@ def routed(config: GeneratorConfig) -> dict[str, Any]:
         return {}
     if os.environ.get(HAPROXY) == "1":
         raise ConfigError(
-            f"generator.routing: {config.routing} does not go with {HAPROXY}=1, by which HAProxy chooses replicas; "
-            "set routing to queue, or leave HAProxy out"
+            f"generator.routing: {config.routing} does not go with {HAPROXY}=1, by which HAProxy chooses "
+            "replicas; set routing to queue, or leave HAProxy out"
         )
     if config.routing == "chunks" and not config.kv_store:
         log.warning(
-            "generator.routing: without generator.kv_store nobody tells routers what replicas hold; questions "
-            "go by the hash of their heaviest chunk and by load"
+            "generator.routing: without generator.kv_store nobody tells routers what replicas hold; "
+            "questions go by the hash of their heaviest chunk and by load"
         )
     kwargs = {
         "metrics": to_dict(config.deployment.metrics),

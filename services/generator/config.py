@@ -134,11 +134,11 @@ class GeneratorConfig:
         lease_ms, kept_ms = self.router.lease_ms, self.router.kept_ms
         if lease_ms < LEAST_LEASE_MS:
             raise ValueError(
-                f"router.lease_ms: must be at least {LEAST_LEASE_MS:g}, got {lease_ms}: replicas tell what they "
-                "hold, and routers ask, twice a second each, so that all would count as silent"
+                f"router.lease_ms: must be at least {LEAST_LEASE_MS:g}, got {lease_ms}: replicas tell what "
+                "they hold, and routers ask, twice a second each, so that all would count as silent"
             )
         if kept_ms > lease_ms:
             raise ValueError(
-                f"router.kept_ms: {kept_ms} is above router.lease_ms ({lease_ms}): a router would believe its "
-                "own decisions for longer than what replicas say became of them"
+                f"router.kept_ms: {kept_ms} is above router.lease_ms ({lease_ms}): a router would believe "
+                "its own decisions for longer than what replicas say became of them"
             )
