@@ -105,6 +105,8 @@ def application_args(name: str, values: Mapping[str, Any], config: QuiltConfig) 
             section["addresses"] = config.addresses
     if name in _TELL_KV_CONTEXT and (values.get("ingestion") or {}).get("kv_context"):
         section.setdefault("kv_context", getattr(config, name).kv_context.value)
+    if name == "gateway" and config.gateway.names_chunks:
+        section.setdefault("names_chunks", True)
     if name == "generator":
         section["selector"] = {
             **section.get("selector", {}),

@@ -217,6 +217,8 @@ def _shared_values(
     if kv_context in set(KvContext):  # else its own section says what is wrong
         for name in ("gateway", "generator"):
             values[name]["kv_context"] = kv_context
+    if merged["generator"].get("routing", "queue") != "queue":
+        values["gateway"]["names_chunks"] = True
     if shared := {name: merged[name] for name in DEPLOYED if merged.get(name)}:
         for section in values.values():
             section["deployment"] = shared

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from shared.errors import ConfigError
+from shared.errors import ConfigError, InvalidRequest
 
 ENV_PREFIX = "KVQUILT_"
 API_KEY = "KVQUILT_API_KEY"
@@ -29,7 +29,8 @@ ConfigT = TypeVar("ConfigT")
 
 def load(schema: type[ConfigT], values: Mapping[str, Any], path: str = "") -> ConfigT:
     """Builds ``schema`` from ``values``; nested dataclasses from nested mappings. A dataclass checks its own
-    ranges in ``__post_init__`` by raising ``ValueError("field: what is wrong")``.
+    ranges in ``__post_init__`` by raising ``ValueError("field: what is wrong")``, or ``InvalidRequest`` where
+    it is a value elsewhere, too.
 
     Raises:
         ConfigError: unknown key, wrong type or bad value, with the dotted name of the field.
@@ -47,7 +48,9 @@ def load(schema: type[ConfigT], values: Mapping[str, Any], path: str = "") -> Co
         raise ConfigError(f"{path}{missing[0]}: a value is required")
     try:
         return schema(**built)
-    except ValueError as error:
+    except ConfigError:
+        raise
+    except (ValueError, InvalidRequest) as error:
         raise ConfigError(f"{path}{error}") from None
 
 

@@ -1,4 +1,4 @@
-"""Reads the command line, simulates, and shows and writes what came of it:
+"""Reads the command line, simulates or measures, and shows and writes what came of it:
 ``python -m load_tests.routing --help``."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +18,10 @@ from load_tests.routing.breaks import breaks
 from load_tests.routing.choosers import CHUNKS, WAYS, ByChunkCost
 from load_tests.routing.findings import Findings, found, measurements, verdict
 from load_tests.routing.plan import FULL, SMALL, DayPlan
+from load_tests.routing.real_findings import measurements as real_measurements
+from load_tests.routing.real_findings import verdict as real_verdict
+from load_tests.routing.real_plan import SMOKE, RealPlan
+from load_tests.routing.real_table import real_table
 from load_tests.routing.simulator import Simulation
 from shared.measuring.report import Measurement, write_report
 
@@ -31,15 +35,30 @@ a decision takes is measured. The same seed gives the same day and the same numb
 
   python -m load_tests.routing simulate --json build/routing.json --plot build/routing.svg   1,000 replicas
   python -m load_tests.routing simulate --ci                                                    32 replicas
-  python -m load_tests.routing simulate --ci --breaks    where it ceases to pay, one change at a time"""
+  python -m load_tests.routing simulate --ci --breaks    where it ceases to pay, one change at a time
+
+With `real`, two replicas on this machine answer the same questions once routed in each of these ways, one
+stack after the other, with pools of a quarter of what is asked about again and again; then a quarter of the
+questions is about documents that nobody asked about before. Loads, hits and times to the first token are
+measured, with 95 % intervals, and whether hits decay meanwhile. For a quiet machine.
+
+  python -m load_tests.routing real --json build/routing-real.json       in less than six minutes
+  python -m load_tests.routing real --smoke                              whether it runs
+  python -m load_tests.routing real --model smollm2 --subjects 12        KV that takes time to load"""
+
+REAL = RealPlan()
+_REAL_NUMBERS = ("subjects", "pool_share", "zipf", "novel_share", "steady", "novel", "rate")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 simulated, 2 wrong input."""
+    """Exit codes: 0 simulated or measured, 2 wrong input."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
     def simulate() -> None:
         args = _parser().parse_args(argv)
+        if args.what == "real":
+            _measure(args, console)
+            return
         plan = _plan(args)
         if args.breaks:
             results = printed(breaks(plan))
@@ -54,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = new_parser("load_tests.routing", ABOUT)
-    parser.add_argument("what", choices=["simulate"], help="what to do")
+    parser.add_argument("what", choices=["simulate", "real"], help="what to do")
     parser.add_argument("--ci", action="store_true", help="a small fleet: minutes become seconds")
     parser.add_argument("--breaks", action="store_true", help="where routing by chunks ceases to pay")
     for name, of in (("replicas", "num_replicas"), ("chunks", "num_chunks"), ("questions", "num_questions")):
@@ -63,9 +82,34 @@ def _parser() -> argparse.ArgumentParser:
         )
     parser.add_argument("--load", type=float, help=f"questions per replica and second (default: {FULL.load})")
     option(parser, "--seed", 0, "of everything that is drawn")
+    real = parser.add_argument_group("real")
+    real.add_argument("--smoke", action="store_true", help="few questions: whether it runs")
+    real.add_argument("--model", help=f"a name or a directory, as of `kvquilt up` (default: {REAL.model})")
+    for name in _REAL_NUMBERS:
+        default = getattr(REAL, name)
+        real.add_argument(f"--{name.replace('_', '-')}", type=type(default), help=f"default: {default}")
     json_option(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="where to write a picture of it (SVG)")
     return parser
+
+
+def _measure(args: argparse.Namespace, console: Console) -> None:
+    """
+    Raises:
+        KvquiltError: an option makes no sense, or a stack did not start.
+    """
+    from load_tests.routing.real_stack import run_all  # brings Ray along
+
+    names = ("model", "seed", *_REAL_NUMBERS)
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    plan = replace(SMOKE if args.smoke else REAL, **given)
+    runs = run_all(plan, Console(stderr=True, highlight=False))
+    console.print(real_table(runs, plan))
+    results = printed(real_measurements(runs, plan))
+    for said in real_verdict(runs):
+        console.print(said, soft_wrap=True)
+    if args.json is not None:
+        write_report(args.json, results, {"plan": asdict(plan)})
 
 
 def _plan(args: argparse.Namespace) -> DayPlan:

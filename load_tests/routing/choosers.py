@@ -3,7 +3,6 @@ hashing with a load bound, and by what chunks cost (``shared.routing``)."""
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from load_tests.routing.machines import Replica
 from load_tests.routing.plan import MOST_ONGOING, RATES, DayPlan
 from shared.routing.costs import ReplicaLoad, RoutedQuestion, Tier
 from shared.routing.decision import RouteDecision
-from shared.routing.homes import Homes
+from shared.routing.rendezvous import BoundedRendezvous
 from shared.routing.reports import HeldChunks, ReportOutcome, plain
 from shared.routing.router import ReplicaRouter
 from shared.routing.settings import FleetReplica, RoutingCounts, RoutingSettings
@@ -73,28 +72,19 @@ class ShortestOfTwo(Deaf):
         return min((replicas[name] for name in drawn), key=lambda replica: replica.ongoing)
 
 
-class BoundedRendezvous(Deaf):
-    """The first of the heaviest chunk's replicas that has not more than its share of the questions, and a
-    quarter."""
-
-    _BOUND = 1.25
-    _TRIED = 16
+class ByRendezvous(Deaf):
+    """By ``shared.routing.rendezvous``, with exact counts; who has as many as it takes is passed over."""
 
     def __init__(self, plan: DayPlan) -> None:
-        self._homes = Homes()
+        self._hashing = BoundedRendezvous()
 
     def changed(self, replicas: Mapping[str, Replica]) -> None:
-        self._homes.set_replicas(sorted(replicas))
+        self._hashing.set_replicas(replicas)
 
     def choose(self, question: RoutedQuestion, replicas: Mapping[str, Replica], now_ms: float) -> Replica:
-        heaviest = max(question.chunks, key=lambda chunk: (chunk.num_tokens, chunk.key))
-        ongoing = sum(replica.ongoing for replica in replicas.values())
-        bound = min(MOST_ONGOING, math.ceil(self._BOUND * (ongoing + 1) / len(replicas)))
-        homes = [replicas[name] for name in self._homes.of(heaviest.key, self._TRIED)]
-        for replica in homes:
-            if replica.ongoing < bound:
-                return replica
-        return min(homes, key=lambda replica: replica.ongoing)
+        ongoing = {name: replica.ongoing for name, replica in replicas.items()}
+        ranks = self._hashing.rank(question, ongoing).ranks
+        return _of_ranks([[replicas[name] for name in rank] for rank in ranks])
 
 
 class ByChunkCost:
@@ -119,7 +109,7 @@ class ByChunkCost:
     def choose(self, question: RoutedQuestion, replicas: Mapping[str, Replica], now_ms: float) -> Replica:
         router = self._draw.choice(self.routers)
         decision = router.rank(question, now_ms)
-        chosen = self._of_ranks([[replicas[name] for name in rank] for rank in decision.ranks])
+        chosen = _of_ranks([[replicas[name] for name in rank] for rank in decision.ranks])
         router.dispatched(decision, chosen.replica_id, now_ms)
         self._last = router, decision, chosen.replica_id
         return chosen
@@ -147,13 +137,13 @@ class ByChunkCost:
             total.route_stale += router.counts.route_stale
         return total
 
-    @staticmethod
-    def _of_ranks(ranks: Sequence[Sequence[Replica]]) -> Replica:
-        for rank in ranks:
-            free = [replica for replica in rank if replica.ongoing < MOST_ONGOING]
-            if free:
-                return min(free, key=lambda replica: replica.ongoing)
-        return min((replica for rank in ranks for replica in rank), key=lambda replica: replica.ongoing)
+
+def _of_ranks(ranks: Sequence[Sequence[Replica]]) -> Replica:
+    for rank in ranks:
+        free = [replica for replica in rank if replica.ongoing < MOST_ONGOING]
+        if free:
+            return min(free, key=lambda replica: replica.ongoing)
+    return min((replica for rank in ranks for replica in rank), key=lambda replica: replica.ongoing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +153,6 @@ class WayOfChoosing:
 
 
 SERVE = WayOfChoosing("serve", ShortestOfTwo)
-RENDEZVOUS = WayOfChoosing("rendezvous", BoundedRendezvous)
+RENDEZVOUS = WayOfChoosing("rendezvous", ByRendezvous)
 CHUNKS = WayOfChoosing("chunks", ByChunkCost)
 WAYS = (SERVE, RENDEZVOUS, CHUNKS)

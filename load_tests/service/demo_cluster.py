@@ -30,7 +30,7 @@ def demo_cluster(shape: str | None, console: Console, **settings: Any) -> Iterat
         KvquiltError: a service failed to start.
     """
     scratch = Path(tempfile.mkdtemp(prefix="kvquilt-load-"))
-    with _terminated_like_interrupted():
+    with terminated_like_interrupted():
         try:
             more = settings | ({"model": str(_model_of(shape, scratch / "model", console))} if shape else {})
             with start_progress(console) as on_progress:  # when this fails, its log stays: the error names it
@@ -62,7 +62,7 @@ def _model_of(shape: str, directory: Path, console: Console) -> Path:
 
 
 @contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
+def terminated_like_interrupted() -> Iterator[None]:
     """SIGTERM ends a Python process on the spot, and would leave the cluster running."""
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -112,7 +112,7 @@ class TokenLoad:
             reuse=Reuse(reuse),
             sampling=SamplingParams(max_tokens=self._plan.num_generated, ignore_eos=True),
         )
-        return await _reply(self._client.generate(self._new_context(), order), on_token)
+        return await reply_of(self._client.generate(self._new_context(), order), on_token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +150,15 @@ class QuestionLoad:
             SamplingParams(max_tokens=self.plan.num_generated or None),
             RetrievalOptions(k=self.plan.k),
         )
-        return await _reply(self._client.answer(self.new_context(), inquiry), on_token)
+        return await reply_of(self._client.answer(self.new_context(), inquiry), on_token)
 
 
-async def _reply(stream: AsyncGenerator[GenerationEvent | AnswerEvent, None], on_token: OnToken) -> Reply:
+async def reply_of(stream: AsyncGenerator[GenerationEvent | AnswerEvent, None], on_token: OnToken) -> Reply:
+    """What a whole answer cost.
+
+    Raises:
+        Unavailable: it was not whole.
+    """
     tokens: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     cost: DoneEvent | AnswerUsage | None = None
     async with aclosing(stream):

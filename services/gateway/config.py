@@ -150,6 +150,8 @@ class GatewayConfig:
     rrf_constant: of reciprocal-rank fusion of several questions' rankings; larger values weigh the top of
     the rankings less.
     status_timeout_s: how long a service may take to say that it is well.
+    names_chunks: whether questions tell the generator's router which chunks they are about; filled in from
+    `generator.routing`.
     kv_context: what chunks are computed behind, to name collections of which it is not so; filled in from
     `ingestion.kv_context`.
     kv_store: the application that is told, as soon as chunks are retrieved, to bring their KV nearer; empty:
@@ -174,6 +176,7 @@ class GatewayConfig:
     shadow: ShadowConfig = field(default_factory=ShadowConfig)
     rrf_constant: int = 60
     status_timeout_s: float = 3.0
+    names_chunks: bool = False
     kv_context: KvContext = KvContext.DOCUMENT
     kv_store: str = "kv_store"
     selector: str = ""

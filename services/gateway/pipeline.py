@@ -280,9 +280,14 @@ class Pipeline:
             sampling=inquiry.sampling,
             decoding=inquiry.decoding,
             explain=inquiry.explain,
-            # without the prefix they are others
-            chunk_ids=() if inquiry.without_prefix else tuple(hit.chunk.chunk_id for hit in retrieved.hits),
+            chunk_ids=self._named(inquiry, retrieved),
         )
+
+    def _named(self, inquiry: Inquiry, retrieved: Retrieved) -> tuple[str, ...]:
+        """For the generator's router, where there is one. Without the prefix they are other ones."""
+        if inquiry.without_prefix or not self._config.names_chunks:
+            return ()
+        return tuple(hit.chunk.chunk_id for hit in retrieved.hits)
 
     def _mode(self, inquiry: Inquiry) -> AskedMode:
         return inquiry.reuse.mode or self._config.reuse

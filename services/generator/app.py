@@ -91,12 +91,20 @@ def routed(config: GeneratorConfig) -> dict[str, Any]:
         return {}
     if os.environ.get(HAPROXY) == "1":
         raise ConfigError(
-            f"generator.routing: chunks does not go with {HAPROXY}=1, by which HAProxy chooses replicas; set "
-            "routing to queue, or leave HAProxy out"
+            f"generator.routing: {config.routing} does not go with {HAPROXY}=1, by which HAProxy chooses "
+            "replicas; set routing to queue, or leave HAProxy out"
         )
-    if not config.kv_store:
-        log.warning("generator.routing: routers hear nothing of what replicas hold without kv_store")
-    kwargs = {"metrics": to_dict(config.deployment.metrics), "listens": bool(config.kv_store)}
+    if config.routing == "chunks" and not config.kv_store:
+        log.warning(
+            "generator.routing: without generator.kv_store nobody tells routers what replicas hold; "
+            "questions go by the hash of their heaviest chunk and by load"
+        )
+    kwargs = {
+        "metrics": to_dict(config.deployment.metrics),
+        "listens": bool(config.kv_store) and config.routing == "chunks",
+        "settings": to_dict(config.router),
+        "by_hash": config.routing == "rendezvous",
+    }
     router = RequestRouterConfig(request_router_class=ROUTER, request_router_kwargs=kwargs)
     return {"request_router_config": router}
 

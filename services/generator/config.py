@@ -17,9 +17,11 @@ from shared.kv_types import KvContext
 from shared.limits import RequestLimits
 from shared.principals.config import AuthConfig
 from shared.prompt_config import PromptConfig
+from shared.routing.settings import RoutingSettings
 from shared.sharing import SharingScopes
 from shared.verdict import VERDICT_FILE
 
+LEAST_LEASE_MS = 2_000.0
 FALLBACKS = tuple(mode for mode in ReuseMode if mode.row.chooser not in (Chooser.CALLER, Chooser.SELECTOR))
 
 
@@ -66,7 +68,9 @@ class GeneratorConfig:
     ``kv_encoding``: how new KV is stored (see ``docs/encodings.md``); what is stored already is read as it
     is. ``kv_context``: what ingestion computes chunks behind, to tell whether a verdict still holds; filled
     in from `ingestion.kv_context`. ``routing``: which replica a question goes to, the one with the shorter
-    queue of two (`queue`), or the one where its chunks cost least (`chunks`, docs/routing.md).
+    queue of two (`queue`), the one where its chunks cost least (`chunks`, docs/routing.md), or, to compare
+    with, that of its heaviest chunk's hash unless it has more than its share (`rendezvous`). ``router``: how
+    `chunks` decides.
     ``verdict``: the file that ``auto`` goes by, as `kvquilt gate` writes
     it; empty:
     ``quilt.verdict.json`` in the model's directory, if it is there (docs/recompute.md). ``prompt``,
@@ -86,7 +90,8 @@ class GeneratorConfig:
     kv_store: str = "kv_store"
     kv_encoding: Literal["exact", "int8", "int4"] = "exact"
     kv_context: KvContext = KvContext.DOCUMENT
-    routing: Literal["queue", "chunks"] = "queue"
+    routing: Literal["queue", "chunks", "rendezvous"] = "queue"
+    router: RoutingSettings = field(default_factory=RoutingSettings)
     verdict: str = ""
     forget_deleted_s: float = 60.0
     selector: SelectionConfig = field(default_factory=SelectionConfig)
@@ -116,10 +121,24 @@ class GeneratorConfig:
             raise ValueError(
                 f"max_tokens: {self.max_tokens} is above max_tokens_limit ({self.max_tokens_limit})"
             )
+        self._check_router()
         if self.adapter and self.adapter not in self.engine.adapters:
             there = ", ".join(self.engine.adapters) or "none is named there"
             raise ValueError(f"adapter: {self.adapter!r} is none of engine.adapters ({there})")
         if isinstance(self.reuse, ReuseMode) and self.reuse.deferred and not self.selector.application:
             raise ValueError(
                 "reuse: cacheclip needs a selector; name its application in selector.application"
+            )
+
+    def _check_router(self) -> None:
+        lease_ms, kept_ms = self.router.lease_ms, self.router.kept_ms
+        if lease_ms < LEAST_LEASE_MS:
+            raise ValueError(
+                f"router.lease_ms: must be at least {LEAST_LEASE_MS:g}, got {lease_ms}: replicas tell what "
+                "they hold, and routers ask, twice a second each, so that all would count as silent"
+            )
+        if kept_ms > lease_ms:
+            raise ValueError(
+                f"router.kept_ms: {kept_ms} is above router.lease_ms ({lease_ms}): a router would believe "
+                "its own decisions for longer than what replicas say became of them"
             )

@@ -14,6 +14,7 @@ from shared.metrics.recorder import Metrics
 from shared.routing.costs import ReplicaRates, Tier
 from shared.routing.decision import RouteDecision
 from shared.routing.noticeboard import lane_key
+from shared.routing.rendezvous import BoundedRendezvous
 from shared.routing.reports import HeldChunks, ReportOutcome, read_report
 from shared.routing.router import ReplicaRouter
 from shared.routing.settings import FleetReplica, RoutingSettings
@@ -28,16 +29,19 @@ either."""
 
 
 class ReplicaChoice:
-    """One router's. Not thread-safe. ``clock``: in seconds."""
+    """One router's. Not thread-safe. ``clock``: in seconds. ``ongoing``: how many questions a replica has; it
+    is then chosen by rendezvous hashing with a bound on these, and not by costs."""
 
     def __init__(
         self,
         settings: RoutingSettings | None = None,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
+        ongoing: Callable[[str], int] | None = None,
     ) -> None:
         self._settings = settings or RoutingSettings()
         self._router = ReplicaRouter(self._settings)
+        self._hashing, self._ongoing = BoundedRendezvous(), ongoing
         self._metrics, self._clock = metrics or Metrics(), clock
         self._nodes: dict[str, str] = {}
         self._rates: dict[str, ReplicaRates] = {}
@@ -60,6 +64,7 @@ class ReplicaChoice:
         self._nodes = dict(nodes)
         self._rates = {replica: rates for replica, rates in self._rates.items() if replica in nodes}
         self._known = {node: known for node, known in self._known.items() if node in self.nodes}
+        self._hashing.set_replicas(nodes)
         self._set_fleet()
 
     def decide(self, method: str, request: object, replicas: Iterable[str]) -> RouteDecision | None:
@@ -73,13 +78,17 @@ class ReplicaChoice:
         except InvalidRequest:
             return None
         self._asked_ms = now_ms = self._now_ms()
-        decision = self._router.rank(question, now_ms, replicas)
+        if self._ongoing is None:
+            decision = self._router.rank(question, now_ms, replicas)
+        else:
+            decision = self._hashing.rank(question, {name: self._ongoing(name) for name in replicas})
         self._metrics.observe(table.ROUTE_SECONDS, self._clock() - began_s)
         return decision
 
     def sent(self, decision: RouteDecision, replica_id: str, request: generation_pb2.GenerateRequest) -> None:
         """The message says from now on why it is sent there, and what should be there."""
-        self._router.dispatched(decision, replica_id, self._now_ms())
+        if self._ongoing is None:
+            self._router.dispatched(decision, replica_id, self._now_ms())
         self._metrics.add(table.ROUTE_DECISIONS, reason=decision.reason.value)
         cost = decision.costs.get(replica_id)
         request.route_held = 0 if cost is None else sum(tier is Tier.RESIDENT for tier in cost.tiers)

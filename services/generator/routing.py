@@ -19,6 +19,7 @@ from shared.clients.agent_actor import NoticeCalls
 from shared.config import load
 from shared.metrics.config import MetricsConfig
 from shared.routing.decision import RouteDecision
+from shared.routing.settings import RoutingSettings
 from shared.serving import metrics_of_routers
 
 
@@ -26,9 +27,16 @@ class ChunkRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Ray's are 
     """Ranks the replicas for every question (``Generate``), of which Serve takes the first that has room;
     everything else goes to the shortest queue. Without ``FIFOMixin`` one request's parallel calls hang."""
 
-    def initialize_state(self, metrics: dict[str, Any], listens: bool) -> None:
-        """``listens``: nodes have agents that tell what replicas hold."""
-        choice = ReplicaChoice(metrics=metrics_of_routers("generator", load(MetricsConfig, metrics)))
+    def initialize_state(
+        self, metrics: dict[str, Any], listens: bool, settings: dict[str, Any], by_hash: bool
+    ) -> None:
+        """``listens``: nodes have agents that tell what replicas hold. ``by_hash``: rendezvous hashing with a
+        load bound instead of costs."""
+        choice = ReplicaChoice(
+            load(RoutingSettings, settings),
+            metrics=metrics_of_routers("generator", load(MetricsConfig, metrics)),
+            ongoing=self._ongoing if by_hash else None,
+        )
         self.follow(choice, Listener(choice, NoticeCalls().since) if listens else None)
 
     def follow(self, choice: ReplicaChoice, listener: Listener | None) -> None:
@@ -74,6 +82,11 @@ class ChunkRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Ray's are 
         self._record_queue_wait_time(pending)
         pending.future.set_result(replica)
         self._remove_pending_request_from_indices(pending)
+
+    def _ongoing(self, name: str) -> int:
+        """Questions that a replica has, as Serve knows it; 0: it does not."""
+        ids = (replica_id for replica_id in self.curr_replicas if replica_id.unique_id == name)
+        return sum(self.replica_queue_len_cache.get(replica_id) or 0 for replica_id in ids)
 
     def _follow_replicas(self) -> None:
         self.choice.set_replicas(

@@ -187,7 +187,7 @@ class Generator:
             if plan.order.explain and plan.request.reuse.recomputes
             else None
         )
-        if self.config.routing == "chunks":
+        if self.config.routing != "queue":
             resident = self._engine.stats().resident_chunk_ids
             count_routed(self._metrics, plan.request.chunks, resident, plan.order.route_held)
         try:

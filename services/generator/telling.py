@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from services.generator.listening import PERIOD_S
 from shared.engine.stats import EngineStats
 from shared.errors import Unavailable
-from shared.routing.costs import ReplicaLoad, Tier
+from shared.routing.costs import MOST_MS, ReplicaLoad, Tier
 from shared.routing.journal import ComparedNames, HeldJournal
+from shared.routing.links import LINKS, busy_ms
 from shared.routing.reports import MOST_HELD, LaneName, plain, plain_load
 
 log = logging.getLogger(__name__)
 
 _KEPT = 0.9
 Notice = dict[str, object]
-_TIERS = {tier.value: tier for tier in (Tier.MEMORY, Tier.DISK, Tier.PEER, Tier.OBJECTS)}
 
 
 class ResidencyTeller:
@@ -76,12 +77,27 @@ class ResidencyTeller:
             await asyncio.sleep(period_s)
 
     def _beside(self, stats: EngineStats) -> Mapping[str, object]:
-        """Says how busy it is and, as far as it has seen any, how fast."""
-        load = ReplicaLoad(stats.waiting * self._request_ms, 0.0, stats.running)
+        """Says how busy it and its links are and, as far as it has seen any, how fast."""
+        byte_ms = {tier: seconds * 1e3 for tier, seconds in stats.read_s.items() if tier in LINKS}
+        loading = dict(_loading(stats.loading_bytes, byte_ms))
+        load = ReplicaLoad(stats.waiting * self._request_ms, busy_ms(loading.items()), stats.running)
         rates: dict[str, object] = {}
         if stats.compute_s is not None:
             rates["prefill_ms"] = stats.compute_s * 1e3
-        byte_ms = {tier: seconds * 1e3 for tier, seconds in stats.read_s.items() if tier in _TIERS}
         if byte_ms:
             rates["link_ms"] = {tier: ms * self._bytes_per_token for tier, ms in byte_ms.items()}
-        return {"load": plain_load(load), "rates": rates}
+        return {"load": plain_load(load), "loading": loading, "rates": rates}
+
+
+def _loading(num_bytes: Mapping[str, int], byte_ms: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    """By tier, how long it takes to bring what is on its way. What is not found yet is, with luck, where
+    reading is quickest; of a tier that was never read from, it takes as long as from the slowest one."""
+    if not byte_ms:
+        return
+    quickest, slowest_ms = min(byte_ms, key=byte_ms.__getitem__), max(byte_ms.values())
+    left_ms: defaultdict[str, float] = defaultdict(float)
+    for tier, count in num_bytes.items():
+        of = tier if tier in LINKS else quickest
+        left_ms[of] += count * byte_ms.get(of, slowest_ms)
+    for tier, tier_ms in left_ms.items():
+        yield tier, min(tier_ms, MOST_MS)

@@ -16,7 +16,8 @@ class EngineStats:
     """A snapshot. ``resident_chunk_ids``: least recently used first. ``used_bytes``: of resident KV that
     requests refer to; ``capacity_bytes``: of KV that may be resident. ``num_pauses``, ``num_steps``: since
     the start, and ``drafts`` and ``late``. ``compute_s``: that a token's KV took lately, ``read_s``: that a
-    byte of KV took from each tier; None, or not in it: not seen yet."""
+    byte of KV took from each tier; None, or not in it: not seen yet. ``loading_bytes``: of KV that is on its
+    way, by the tier that it is read from; "" where it is not found yet."""
 
     resident_chunk_ids: tuple[str, ...] = ()
     resident_bytes: int = 0
@@ -32,6 +33,7 @@ class EngineStats:
     late: LateCounts = field(default_factory=LateCounts)
     compute_s: float | None = None
     read_s: Mapping[str, float] = field(default_factory=dict)
+    loading_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 def snapshot(
@@ -55,4 +57,5 @@ def snapshot(
         late=replace(late.counts),
         compute_s=late.estimates.computing.mean,
         read_s={tier: mean for tier, mean in reading if mean is not None},
+        loading_bytes=cache.loading_bytes(),
     )

@@ -17,6 +17,7 @@ class RouteReason(enum.StrEnum):
     HELD = "held"
     HOME = "home"
     SPREAD = "spread"
+    HASHED = "hashed"
 
 
 _WORDS: Mapping[RouteReason, str] = {
@@ -26,6 +27,7 @@ _WORDS: Mapping[RouteReason, str] = {
     RouteReason.HELD: "it holds what is wanted, or the most of it",
     RouteReason.HOME: "it is a home of the heaviest chunk that would have to be brought",
     RouteReason.SPREAD: "waiting for a replica that holds more would take longer than loading",
+    RouteReason.HASHED: "by the hash of the heaviest chunk, unless it has more than its share",
 }
 
 

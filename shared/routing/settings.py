@@ -20,9 +20,6 @@ class RoutingSettings:
     kept_ms: how long a router's own decisions count.
     lease_ms: how long what a holder told counts without another word from it.
     most_compared: replicas whose costs are taken for one question.
-
-    Raises:
-        InvalidRequest: names the setting and its range.
     """
 
     tolerance_share: float = 0.05
@@ -33,6 +30,10 @@ class RoutingSettings:
     most_compared: int = 24
 
     def __post_init__(self) -> None:
+        """
+        Raises:
+            InvalidRequest: names the setting and its range.
+        """
         for name in ("tolerance_ms", "kept_ms", "lease_ms"):
             check_time(name, getattr(self, name))
         rule = "1 ms or more, and longer than it takes a holder to tell"

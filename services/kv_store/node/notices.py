@@ -9,6 +9,7 @@ from typing import Protocol
 from services.kv_store.tiers.files import FileCopy
 from shared.routing.costs import Tier
 from shared.routing.journal import ComparedNames, HeldJournal
+from shared.routing.links import with_shared_links
 from shared.routing.noticeboard import Known, NoticeBoard
 from shared.routing.reports import MOST_HELD, LaneName, plain
 
@@ -51,11 +52,12 @@ class NodeNotices:
         return self._board.told(notice, self._clock())
 
     def since(self, known: Known) -> list[dict[str, object]]:
+        """For one router; see ``NoticeBoard``. Links are busy for all replicas here together."""
         now_ms = self._clock()
         if now_ms - self._looked_ms >= LOOK_AGAIN_MS:
             self._looked_ms = now_ms
             self._look(now_ms)
-        return self._board.since(known, now_ms)
+        return with_shared_links(self._board.since(known, now_ms))
 
     def _look(self, now_ms: float) -> None:
         for (tier, journal), names in zip(self._tiers, self._names, strict=True):

@@ -70,6 +70,11 @@ class Arrival:
         return self._num_missing == 0
 
     @property
+    def missing_share(self) -> float:
+        """Of its layers, those that are not there."""
+        return self._num_missing / len(self._there)
+
+    @property
     def remaining_s(self) -> float:
         """Seconds that the missing layers will take if they come as the others did."""
         num_missing, num_there = self._num_missing, len(self._there) - self._num_missing

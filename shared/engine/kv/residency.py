@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from shared.engine.kv.branch import Branch
 from shared.engine.kv.loader import ChunkLoad
 from shared.engine.kv.segment import Segment
+from shared.engine.model.spec import ModelSpec
 from shared.errors import InvalidRequest
 from shared.floors import Floors
 from shared.generation.asked import Chunk
@@ -97,6 +98,12 @@ class Entry:
         """Its load is under way, and not all of it is there."""
         loading = self.load is not None and self.state in (State.LOADING, State.STREAMING)
         return loading and not self.all_there
+
+    def missing_bytes(self, spec: ModelSpec) -> int:
+        """Of a model of this shape, what of it is not there."""
+        arrival = self.segment.arrival if self.segment is not None else None
+        whole = len(self.token_ids) * spec.kv_bytes_per_token
+        return whole if arrival is None else int(whole * arrival.missing_share)
 
     @property
     def arriving(self) -> bool:
@@ -183,6 +190,10 @@ class Pool:
 
     def computing(self) -> list[Entry]:
         return [entry for entry in self._entries.values() if entry.state is State.COMPUTING]
+
+    def loading(self) -> list[Entry]:
+        """Those whose load is under way, whether or not they are computed beside it."""
+        return [e for e in self._entries.values() if e.load is not None and not e.ready and not e.all_there]
 
     def ready_keys(self) -> list[str]:
         return [entry.key for entry in self._entries.values() if entry.state is State.READY]

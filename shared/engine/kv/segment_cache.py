@@ -58,6 +58,15 @@ class SegmentCache:
         """Resident chunks, least recently used first."""
         return tuple(key for key in self._pool.ready_keys() if not key.startswith((PREFIX, LINK)))
 
+    def loading_bytes(self) -> Counter[str]:
+        """Of chunks that are on their way, by the tier that they are read from; "" where they are not found
+        yet."""
+        left = Counter[str]()
+        for entry in self._pool.loading():
+            assert entry.load is not None
+            left[entry.load.tiers.get(entry.stored_key, "")] += entry.missing_bytes(self._spec)
+        return left
+
     def acquire_prefix(self, job: Job) -> None:
         """A prefix is resident once per tenant: nobody learns from his times what others put in front."""
         prefix_ids = job.request.prefix_ids

@@ -101,6 +101,33 @@ def test_limits_reach_every_service_and_a_wrong_one_is_named_where_it_was_writte
         compose(values | {"limits": 5})
 
 
+def test_the_gateway_names_chunks_where_a_router_of_this_cluster_goes_by_them(values: dict[str, Any]) -> None:
+    assert "names_chunks" not in args_of(values)["gateway"].get("gateway", {})
+    for routing, named in (("queue", False), ("chunks", True), ("rendezvous", True)):
+        routed = values | {"generator": {"routing": routing}}
+        assert load_quilt(args_of(routed)["gateway"], {}).gateway.names_chunks == named
+
+
+@pytest.mark.parametrize(
+    ("router", "said"),
+    [
+        ({"tolerance_ms": -1}, r"^generator\.router\.tolerance_ms: -1.0 is out of range"),
+        ({"tolerance_share": 1e9}, r"^generator\.router\.tolerance_share: .* 0 to 100"),
+        ({"patience": float("nan")}, r"^generator\.router\.patience: nan is out of range"),
+        ({"most_compared": 1}, r"^generator\.router\.most_compared: .* 4 to 4096"),
+        ({"kept_ms": "soon"}, r"^generator\.router\.kept_ms: "),
+        ({"lease_ms": 400}, r"^generator\.router\.lease_ms: must be at least 2000, .* twice a second"),
+        ({"kept_ms": 20_000}, r"^generator\.router\.kept_ms: 20000.* is above router\.lease_ms \(10000"),
+        ({"patient": 1}, r"^generator\.router\.patient: unknown setting; did you mean"),
+    ],
+)
+def test_impossible_bounds_of_the_router_are_refused_by_name(
+    values: dict[str, Any], router: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        compose(values | {"generator": {"routing": "chunks", "router": router}})
+
+
 def test_gateway_and_generator_know_under_which_context_ingestion_stores(values: dict[str, Any]) -> None:
     before, after = args_of(values), args_of(values | {"ingestion": {"kv_context": "header"}})
     assert {name for name in after if after[name] != before[name]} == {

@@ -466,6 +466,29 @@ def test_layers_come_at_the_pace_of_those_behind_the_first() -> None:
     assert arrival.pace_s == 0.0
 
 
+def test_snapshots_say_what_is_on_its_way_and_from_where(gate: threading.Event) -> None:
+    """What links are busy with, whether or not it is computed meanwhile."""
+    request = Prompts(late_engine()).request(7, (200, 100))
+    shelf, _ = shelf_of(request)
+    engine = late_engine(shelf, late_rows=0)
+    one, shelf.before_layer = Run(request), closed(gate, from_layer=1)
+    assert engine.stats().loading_bytes == {}
+    engine.submit(request, one.events.append)
+    whole = 300 * engine.model.spec.kv_bytes_per_token
+    found: list[dict[str, int]] = []
+
+    def first_layers_there() -> bool:
+        found.append(dict(engine.stats().loading_bytes))
+        return sum(found[-1].values()) == whole * (LAYERS - 1) // LAYERS
+
+    step_until(engine, first_layers_there)
+    assert max(sum(one.values()) for one in found) == whole
+    gate.set()
+    step_until(engine, lambda: one.ended)
+    assert sum(engine.stats().loading_bytes.values()) == 0
+    engine.shut_down()
+
+
 def test_snapshots_say_how_long_computing_and_reading_took() -> None:
     """What routing goes by; the first is measured where late chunks may be computed."""
     stored, new = Prompts(late_engine()).request(7, (200,)), Prompts(late_engine(), seed=1).request(7, (150,))

@@ -94,9 +94,8 @@ async def test_events_come_as_context_then_tokens_then_text_then_cost_then_done(
 
 async def test_retrieved_chunks_reach_the_generator_with_their_ids_in_ranked_order() -> None:
     generator = FakeGenerator({WHO: "Orla"})
-    await ask(
-        pipeline(generator), inquiry(reuse=Reuse(ReuseMode.COMPOSITE), sampling=SamplingParams(max_tokens=7))
-    )
+    asked = inquiry(reuse=Reuse(ReuseMode.COMPOSITE), sampling=SamplingParams(max_tokens=7))
+    await ask(pipeline(generator, names_chunks=True), asked)
     assert generator.asked == [
         GenerationOrder(
             tuple(Tokenized(h.chunk.token_ids, h.chunk.text) for h in HITS),
@@ -107,6 +106,15 @@ async def test_retrieved_chunks_reach_the_generator_with_their_ids_in_ranked_ord
             chunk_ids=tuple(h.chunk.chunk_id for h in HITS),
         )
     ]
+
+
+async def test_chunks_are_named_only_to_a_router_and_only_by_names_that_they_have() -> None:
+    for names, without_prefix in ((False, False), (True, True)):
+        generator = FakeGenerator({WHO: "Orla"})
+        await ask(pipeline(generator, names_chunks=names), inquiry(without_prefix=without_prefix))
+        (order,) = generator.asked
+        assert order.chunk_ids == ()
+        assert len(order.chunks) == len(HITS)
 
 
 async def test_the_best_chunk_stands_next_to_the_question_if_that_is_configured() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,11 @@ from services.generator.app import HAPROXY, routed
 from services.generator.config import GeneratorConfig
 from services.generator.replica_choice import ReplicaChoice
 from services.generator.routing import ChunkRouter
+from shared.config import load
 from shared.errors import ConfigError
 from shared.routing.costs import Tier, chunk_key
 from shared.routing.reports import HeldChunks, LaneName, plain
+from shared.routing.settings import RoutingSettings
 
 DEPLOYMENT = DeploymentID("generator", "generator")
 
@@ -47,13 +50,13 @@ class PretendReplica:
 class LonelyRouter(ChunkRouter):
     """Outside of Ray there is no session that metrics go to, and there are no agents."""
 
-    def initialize_state(self, **kwargs: Any) -> None:
-        self.follow(ReplicaChoice(), None)
+    def initialize_state(self, by_hash: bool = False, **kwargs: Any) -> None:
+        self.follow(ReplicaChoice(ongoing=self._ongoing if by_hash else None), None)
 
 
-def router(*names: str) -> LonelyRouter:
+def router(*names: str, by_hash: bool = False) -> LonelyRouter:
     made = LonelyRouter(DEPLOYMENT, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
-    made.initialize_state()
+    made.initialize_state(by_hash)
     made.update_replicas([PretendReplica(name) for name in names])
     return made
 
@@ -125,6 +128,25 @@ def test_a_full_replica_is_passed_over_and_one_that_died_is_chosen_no_more() -> 
     asyncio.run(run())
 
 
+def test_by_rendezvous_a_question_goes_by_its_hash_until_its_replica_has_more_than_its_share() -> None:
+    async def run() -> None:
+        made = router("a", "b", "c", by_hash=True)
+        for name in "abc":
+            made.on_new_queue_len_info(ReplicaID(name, DEPLOYMENT), 0)
+        (home,) = await sent_to(made, asked("x"))
+        others = [name for name in "abc" if name != home]
+        holds(made, others[0], "x")  # which does not matter here
+        assert await sent_to(made, asked("x")) == [home]
+        made.on_new_queue_len_info(ReplicaID(home, DEPLOYMENT), 3)
+        busy = asked("x")
+        (chosen,) = await sent_to(made, busy)
+        assert chosen in others
+        assert "by the hash of the heaviest chunk" in busy.args[0].route
+        made.choice.check_invariants()
+
+    asyncio.run(run())
+
+
 def test_without_a_request_any_replica_will_do() -> None:
     async def run() -> None:
         made = router("a", "b")
@@ -144,8 +166,32 @@ def test_by_chunks_a_router_is_attached_that_every_process_can_make(monkeypatch:
     attached = routed(GeneratorConfig("m", routing="chunks"))["request_router_config"]
     assert attached.get_request_router_class().__name__ == "ChunkRouter"
     assert attached.request_router_kwargs["listens"] is True
+    assert attached.request_router_kwargs["by_hash"] is False
+
+
+def test_without_a_store_it_is_said_at_the_start_that_nobody_tells_and_routing_goes_by_hash(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And questions are answered all the same: see ``test_router.py`` for what a blind router does."""
+    monkeypatch.delenv(HAPROXY, raising=False)
     alone = routed(GeneratorConfig("m", routing="chunks", kv_store=""))["request_router_config"]
     assert alone.request_router_kwargs["listens"] is False
+    (said,) = [record.message for record in caplog.records]
+    assert "generator.kv_store" in said
+    assert "by the hash of their heaviest chunk" in said
+    caplog.clear()
+    hashed = routed(GeneratorConfig("m", routing="rendezvous", kv_store=""))["request_router_config"]
+    assert hashed.request_router_kwargs["listens"] is False
+    assert hashed.request_router_kwargs["by_hash"] is True
+    assert not caplog.records, "there is nothing to tell it"
+
+
+def test_settings_reach_the_router_as_plain_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(HAPROXY, raising=False)
+    wanted = RoutingSettings(tolerance_ms=3.0, patience=0.5, kept_ms=1500.0)
+    options = routed(GeneratorConfig("m", routing="chunks", router=wanted))
+    kwargs = options["request_router_config"].request_router_kwargs
+    assert load(RoutingSettings, json.loads(json.dumps(kwargs))["settings"]) == wanted
 
 
 def test_by_chunks_with_haproxy_is_refused_by_both_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from shared.engine.stats import EngineStats
 from shared.errors import Unavailable
 from shared.generation.asked import Chunk
 from shared.metrics.recorder import Metrics
-from shared.routing.costs import chunk_key
+from shared.routing.costs import MOST_MS, chunk_key
 from shared.routing.noticeboard import NoticeBoard
 
 IDS = "abcdef"
@@ -116,6 +116,24 @@ def test_it_says_how_busy_and_how_fast_it_is() -> None:
     assert load["wait_ms"] == pytest.approx(600, rel=0.01)
     assert load["branches"] == 2
     assert rates == {"prefill_ms": 1.0, "link_ms": {"disk": pytest.approx(0.1)}}
+
+
+def test_it_says_for_how_long_links_bring_what_it_asked_for() -> None:
+    agent, stats = Agent(), Held()
+    telling = teller(agent, stats)
+    asked = {"disk": 4_000, "objects": 1_000, "": 500, "peer": 100}
+    stats.stats = EngineStats(loading_bytes=asked)
+    asyncio.run(telling.tell())
+    assert agent.sent[0]["loading"] == {}, "nobody knows how fast they are"
+    stats.stats = EngineStats(loading_bytes=asked, read_s={"disk": 1e-5, "objects": 1e-4})
+    asyncio.run(telling.tell())
+    load, loading = agent.sent[1]["load"], agent.sent[1]["loading"]
+    assert loading == pytest.approx({"disk": 45.0, "objects": 100.0, "peer": 10.0})
+    assert isinstance(load, dict)
+    assert load["loading_ms"] == pytest.approx(110.0), "the network's, which both of these share"
+    stats.stats = EngineStats(loading_bytes={"disk": 10**18}, read_s={"disk": 1.0})
+    asyncio.run(telling.tell())
+    assert agent.sent[2]["loading"] == {"disk": MOST_MS}
 
 
 def test_hits_misses_and_what_was_expected_in_vain_are_counted() -> None:

@@ -77,6 +77,27 @@ def test_many_routers_do_not_make_it_look_more_often() -> None:
     assert world.disk.looked == 1
 
 
+def test_links_are_busy_for_all_replicas_of_the_node_together() -> None:
+    world = World()
+    loads = {"r0": {"disk": 30.0}, "r1": {"disk": 20.0, "peer": 5.0}, "r2": {}, "r3": {"disk": "x", 7: 1.0}}
+    for name, loading in loads.items():
+        report = plain(HeldChunks(LaneName(name, Tier.RESIDENT), 1, 1))
+        load = {"wait_ms": 1.0, "loading_ms": 0.0, "branches": 2}
+        assert world.node.told({"report": report, "load": load, "loading": loading})
+        world.now_ms += 2.0
+    told: list[Any] = [notice for notice in world.node.since({}) if "load" in notice]
+    left_ms = (30 - 8) + (20 - 6)  # since each was told
+    assert [(one["age_ms"], one["load"]["loading_ms"]) for one in told] == [
+        (age_ms, left_ms + age_ms) for age_ms in (8, 6, 4, 2)
+    ]
+    assert all(
+        one["load"] | {"loading_ms": 0} == {"wait_ms": 1, "loading_ms": 0, "branches": 2} for one in told
+    )
+    world.now_ms += 60.0
+    told = [notice for notice in world.node.since({}) if "load" in notice]
+    assert [one["load"]["loading_ms"] for one in told] == [0.0] * 4
+
+
 def test_what_replicas_on_the_node_tell_is_told_beside_it() -> None:
     world = World()
     lane = LaneName("r", Tier.RESIDENT)

@@ -18,8 +18,8 @@ from load_tests.routing.choosers import (
     RENDEZVOUS,
     SERVE,
     WAYS,
-    BoundedRendezvous,
     ByChunkCost,
+    ByRendezvous,
     WayOfChoosing,
 )
 from load_tests.routing.findings import Findings, found, gain, measurements, verdict
@@ -166,7 +166,7 @@ def test_a_crowd_does_not_pile_up_where_the_first_one_went() -> None:
 
 def test_rendezvous_keeps_its_bound() -> None:
     plan = TINY.but(num_questions=1)
-    machines, chooser = Machines(plan), BoundedRendezvous(plan)
+    machines, chooser = Machines(plan), ByRendezvous(plan)
     chooser.changed(machines.replicas)
     question = RoutedQuestion((wanted_chunk(1),), 10)
     for _ in range(160):

@@ -1,0 +1,102 @@
+"""Says what is asked of real replicas: which documents there are, and which one each question is about.
+
+Every question is about one document, and its chunks are all of that document's, so that the same ones are
+asked for again whatever else is found; which document it is follows a Zipf law. In a second phase a share of
+the questions is about documents that nobody asked about before, and nobody will again.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from load_tests.service.loads import zipf_weights
+from shared.generation.ranges import check_range
+
+WARM, STEADY, NOVEL = "warm", "steady", "novel"
+
+
+@dataclass(frozen=True, slots=True)
+class RealPlan:
+    """
+    subjects: documents that are asked about again and again, of so many chunks of chunk_tokens each: the
+    working set. pool_share: of it, what a replica's engine holds.
+    zipf: exponent of how often subjects are asked about. novel_share: of the second phase's questions, those
+    about something else.
+    warm, steady, novel: questions of each phase; the first ones come as fast as they are answered, and are
+    not counted. rate: the others per second, as a Poisson process.
+    num_generated: tokens of an answer.
+
+    Raises:
+        InvalidRequest: names the field and its range.
+    """
+
+    model: str = "demo"
+    replicas: int = 2
+    subjects: int = 24
+    chunks: int = 12
+    chunk_tokens: int = 96
+    pool_share: float = 0.25
+    zipf: float = 0.9
+    novel_share: float = 0.25
+    warm: int = 48
+    steady: int = 120
+    novel: int = 80
+    rate: float = 4.0
+    num_generated: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("replicas", 2, 8),
+            ("subjects", 2, 10_000),
+            ("chunks", 1, 256),
+            ("chunk_tokens", 16, 4096),
+            ("pool_share", 0.01, 1),
+            ("zipf", 0, 4),
+            ("novel_share", 0, 1),
+            ("warm", 0, 100_000),
+            ("steady", 8, 100_000),
+            ("novel", 8, 100_000),
+            ("rate", 0.01, 1_000),
+            ("num_generated", 1, 4096),
+        ):
+            value = getattr(self, name)
+            check_range(name, value, least <= value <= most, f"{least} to {most}")  # no NaN is
+
+    @property
+    def working_tokens(self) -> int:
+        return self.subjects * self.chunks * self.chunk_tokens
+
+
+SMOKE = RealPlan(subjects=6, chunks=8, warm=6, steady=16, novel=16)
+"""Whether it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedQuestion:
+    """``document``: its number; those from ``subjects`` on are novel."""
+
+    number: int
+    phase: str
+    document: int
+    novel: bool
+
+
+def planned(plan: RealPlan) -> list[PlannedQuestion]:
+    """The same for every way of choosing."""
+    draw = random.Random(plan.seed)
+    weights = zipf_weights(plan.subjects, plan.zipf)
+    phases = [WARM] * plan.warm + [STEADY] * plan.steady + [NOVEL] * plan.novel
+    questions: list[PlannedQuestion] = []
+    document = plan.subjects
+    for number, phase in enumerate(phases):
+        novel = phase == NOVEL and draw.random() < plan.novel_share
+        about = document if novel else draw.choices(range(plan.subjects), weights)[0]
+        document += novel
+        questions.append(PlannedQuestion(number, phase, about, novel))
+    return questions
+
+
+def num_documents(questions: list[PlannedQuestion], plan: RealPlan) -> int:
+    return plan.subjects + sum(question.novel for question in questions)
