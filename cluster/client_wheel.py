@@ -44,7 +44,7 @@ include = ["{package}*"]
 
 
 def imported_files() -> list[Path]:
-    """What importing the client loads of this project, and the stubs' types; relative to its root."""
+    """Lists what importing the client loads of this project, and the stubs' types; relative to its root."""
     listing = (
         f"import sys, {_ENTRY}; print(*(m.__file__ for n, m in sys.modules.items() "
         f"if n.split('.')[0] in {_ROOMS!r} and m.__file__), sep='\\n')"

@@ -68,7 +68,7 @@ class WayFindings:
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """How many times better ours is."""
+    """Counts how many times better ours is."""
 
     chunk_loads: Estimate
     ttft_p95: Estimate
@@ -134,7 +134,8 @@ def gains(ours: WayRun, other: WayRun) -> Gains:
 
     def of_loads(of: NDArray[np.int64]) -> Floats:
         ours: Floats = np.maximum((1 - hits[of]).mean(-1), 1e-9)
-        return (1 - other_hits[of]).mean(-1) / ours
+        loads: Floats = (1 - other_hits[of]).mean(-1)
+        return loads / ours
 
     def of_p95(of: NDArray[np.int64]) -> Floats:
         ours: Floats = np.percentile(ttft_ms[of], 95, axis=-1)

@@ -17,7 +17,6 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from cluster.cli.remote import ingest_client, rag_client
 from cluster.cli.startup import start_progress
 from cluster.local import launcher
 from cluster.local.demo_session import demo_config
@@ -33,6 +32,7 @@ from load_tests.service.driver import Driver, OnToken
 from load_tests.service.loads import reply_of
 from load_tests.service.sample import Reply, Sample
 from shared.answer import Inquiry, RetrievalOptions
+from shared.clients.doors import ingest_client, rag_client
 from shared.clients.rag import RagClient
 from shared.documents import SourceDocument, Stage
 from shared.errors import ConfigError, InternalError

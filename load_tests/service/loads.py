@@ -154,7 +154,7 @@ class QuestionLoad:
 
 
 async def reply_of(stream: AsyncGenerator[GenerationEvent | AnswerEvent, None], on_token: OnToken) -> Reply:
-    """What a whole answer cost.
+    """Returns what a whole answer cost.
 
     Raises:
         Unavailable: it was not whole.

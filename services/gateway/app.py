@@ -94,6 +94,8 @@ class Gateway(GatewayHandlers):
             embedder=retrieval,
             kept=kept,
             tools=ToolSources(retrieval, ingestion),
+            state=self.state,
+            tiers=None if fetcher is None else fetcher.stats,
         )
         super().__init__(
             answering, health, config.status_timeout_s, config.addresses, feedback, shadow, fetcher

@@ -71,9 +71,12 @@ class GatewayHandlers(HealthServicer):
 
     @unary
     async def Status(self, request: rag_pb2.StatusRequest, ctx: RequestContext) -> rag_pb2.StatusResponse:
+        return rag_pb2.StatusResponse(services=map(HEALTH.to_pb, await self.state(ctx)))
+
+    async def state(self, ctx: RequestContext) -> list[ServiceHealth]:
+        """The gateway's, then that of every other application."""
         others = await system_status(self._others, ctx, self._status_timeout_s, self._addresses)
-        services = [await self.told(ctx), *others]
-        return rag_pb2.StatusResponse(services=map(HEALTH.to_pb, services))
+        return [await self.told(ctx), *others]
 
     async def healthy(self, ctx: RequestContext) -> ServiceHealth:
         facts = self._shadow.facts() if self._shadow is not None else {}

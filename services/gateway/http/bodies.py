@@ -80,6 +80,7 @@ class QuestionBody(Lenient, ABC):
     adapter: BodyText | None = None
     top_k: int | None = Field(None, ge=1, le=MAX_NUMBER)
     refusal: str | None = None
+    explain: bool | None = None
     shadow: bool | None = None
     tenant: str | None = None
     deadline_ms: int | None = Field(None, ge=1, le=_DAY_MS)
@@ -165,6 +166,7 @@ class QuestionBody(Lenient, ABC):
             ),
             sampling=self._sampling(max_tokens),
             retrieval=RetrievalOptions(self.top_k or 0),
+            explain=bool(self.explain),
             refusal=REFUSALS.of(self.refusal or "", "refusal"),
             no_shadow=self.shadow is False,
         )

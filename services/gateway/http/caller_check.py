@@ -15,11 +15,19 @@ from shared.request import RequestContext
 _CALLER = "kvquilt.caller"
 _METHOD, _METHOD_AT = (
     "Answer",
-    {METRICS_PATH: "Status", "/health": "Health", "/v1/embeddings": "Embed"},
+    {
+        METRICS_PATH: "Status",
+        "/v1/status": "Status",
+        "/v1/tiers": "Stats",
+        "/health": "Health",
+        "/v1/embeddings": "Embed",
+    },
 )
 """Of the RPC whose callers may use HTTP: what it serves is for those who may ask, but how all is is for those
 who may know, and that it lives for everybody."""
 _KEPT = re.compile(r"/v1/(files|vector_stores)(/.*)?", re.DOTALL)
+_CONSOLE = re.compile(r"/console(/.*)?", re.DOTALL)
+"""Files that are the same for everybody; what they show is asked for with the key of who looks."""
 _SEARCH = re.compile(r"/v1/vector_stores/[^/]+/search", re.DOTALL)
 _OF_KEPT = {"GET": "ListDocuments", "HEAD": "ListDocuments", "DELETE": "DeleteDocuments"}
 
@@ -60,6 +68,8 @@ async def refusal_on_record(
 
 def _method(scope: Scope) -> str:
     path = scope["path"]
+    if _CONSOLE.fullmatch(path) and scope["method"] in ("GET", "HEAD"):
+        return "Health"
     if _SEARCH.fullmatch(path) and scope["method"] == "POST":
         return "Search"
     if _KEPT.fullmatch(path):

@@ -9,9 +9,10 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from services.gateway.http.explained import ExplainedChunk, explained
 from shared.answer import AnswerEvent, AnswerText, AnswerUsage, Retrieved
 from shared.errors import InvalidRequest
-from shared.generation.told import FinishReason, Timings, TokenEvent, Usage
+from shared.generation.told import FinishReason, SelectedEvent, Timings, TokenEvent, Usage
 from shared.search import SearchHit
 
 Finish = Literal["stop", "length"]
@@ -67,7 +68,8 @@ class PastedContext(BaseModel):
 class Extension(BaseModel):
     """``pasted``: null where that was not looked for.
     ``mode``, ``adapter``: those that were used; ``note``: why they are not what was asked for.
-    ``sources``: the context, in its order. ``citations``: best first."""
+    ``sources``: the context, in its order. ``citations``: best first. ``context``: null where no explanation
+    was asked for."""
 
     request_id: str
     collection: str
@@ -81,6 +83,7 @@ class Extension(BaseModel):
     pasted: PastedContext | None
     tokens: dict[str, int]
     timings_ms: dict[str, float]
+    context: list[ExplainedChunk] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ class AskedLogprobs:
 class AnswerHead:
     """Fields that all parts of an answer have. ``created``: seconds since 1970; ``num_samples``: of each
     question; ``logprobs`` None: none were asked for. ``formed``: the text is to be JSON; ``pasted``: the
-    context is what was pasted."""
+    context is what was pasted; ``explain``: and its chunks are told with their text."""
 
     request_id: str
     created: int
@@ -105,6 +108,7 @@ class AnswerHead:
     logprobs: AskedLogprobs | None = None
     formed: bool = False
     pasted: bool = False
+    explain: bool = False
 
     def refuses(self, text: AnswerText) -> bool:
         """In a place of its own, since whoever waits for JSON would read it as such."""
@@ -124,6 +128,8 @@ class Heard:
 
     head: AnswerHead
     sources: list[ContextChunk] = field(default_factory=list)
+    retrieved: Retrieved | None = None
+    selections: list[SelectedEvent] = field(default_factory=list)
     pasted: PastedContext | None = None
     texts: list[AnswerText] = field(default_factory=list)
     tokens: defaultdict[int, list[TokenEvent]] = field(default_factory=lambda: defaultdict(list))
@@ -146,6 +152,7 @@ class Heard:
     def note(self, event: AnswerEvent) -> None:
         match event:
             case Retrieved():
+                self.retrieved = event if self.head.explain else None
                 self.sources = [
                     ContextChunk(
                         document_id=hit.document_id,
@@ -156,6 +163,8 @@ class Heard:
                     for hit in event.hits
                 ]
                 self.pasted = _pasted(event.hits) if self.head.pasted else None
+            case SelectedEvent() if self.head.explain:
+                self.selections.append(event)
             case AnswerText():
                 self.texts.append(event)
             case AnswerUsage():
@@ -210,6 +219,7 @@ class Heard:
                 one.name.removesuffix("_s"): round(getattr(timings, one.name) * 1000, 3)
                 for one in fields(timings)
             },
+            context=None if self.retrieved is None else explained(self.retrieved, self.selections),
         )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protos.kvquilt.v1 import ingest_pb2, kv_store_pb2, retrieval_pb2
+from protos.kvquilt.v1 import ingest_pb2, kv_store_pb2, rag_pb2, retrieval_pb2
 from services.gateway.kept.searching import StoreSearch
 from shared.wire.retrieval import FILTER
 
@@ -17,6 +17,8 @@ WireRequest = (
     | ingest_pb2.ListDocumentsRequest
     | kv_store_pb2.PutItemRequest
     | kv_store_pb2.DeleteItemRequest
+    | kv_store_pb2.StatsRequest
+    | rag_pb2.StatusRequest
 )
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from services.gateway.config import HttpConfig
+from services.gateway.console.files import add_console
 from services.gateway.http.bodies import QuestionBody
 from services.gateway.http.body_limit import BodyLimit
 from services.gateway.http.caller_check import CallerCheck, caller_of, refusal_on_record
@@ -36,6 +37,7 @@ from services.gateway.http.mcp_route import McpRoute, ToolSources
 from services.gateway.http.member_routes import add_batches, add_members
 from services.gateway.http.questions import HttpQuestions
 from services.gateway.http.requests import ChatRequest
+from services.gateway.http.status_route import SystemState, TiersHeld, add_status, add_tiers
 from services.gateway.http.store_routes import add_stores
 from services.gateway.http.streaming import ChunkStream
 from services.gateway.http.text_completions import TextCompletion, TextForm
@@ -104,12 +106,15 @@ def http_app(
     embedder: TextEmbedder | None = None,
     kept: KeptThings | None = None,
     tools: ToolSources | None = None,
+    state: SystemState | None = None,
+    tiers: TiersHeld | None = None,
 ) -> FastAPI:
     """``limits``, ``door``: as of the same question by gRPC. ``callers``: who may ask, None: everybody.
     ``clock``: seconds since 1970. ``metrics``: what Prometheus is told; blocks. ``recorder``: of those who
     are refused, and of changes, None: nobody is on record. ``counts``: of calls that are no questions.
     ``embedder``: None: there are no embeddings. ``kept``: None: there are neither files nor vector stores.
-    ``tools``: of the tools at `/mcp`, None: there are none."""
+    ``tools``: of the tools at `/mcp`, None: there are none. ``state``: of the system, None: nobody
+    tells it; ``tiers``: what those of the store hold."""
     door = door or Entrance(limits.per_principal)
     asking = HttpQuestions(pipeline, limits, door)
     mcp = McpRoute(asking, tools, config.max_body_bytes, recorder) if tools is not None else None
@@ -192,6 +197,7 @@ def http_app(
             request.asked_logprobs,
             inquiry.sampling.response_format is not None,
             inquiry.pasted,
+            inquiry.explain,
         )
         if request.stream:
             growing = chunks(form(head, request.with_usage), events)
@@ -206,6 +212,11 @@ def http_app(
         add_stores(app, passing, kept.stores, kept.members, kept.searching)
         add_members(app, passing, kept.members)
         add_batches(app, passing, kept.batches)
+    if state is not None:
+        add_status(app, passing, state)
+    if tiers is not None:
+        add_tiers(app, passing, tiers)
+    add_console(app)
     if mcp is not None:
         app.router.routes.append(mcp.route)
     if metrics is not None:

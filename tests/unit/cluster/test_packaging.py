@@ -14,7 +14,7 @@ INSTALLED = {"cluster", "protos", "services", "shared"}
 
 
 def packaged() -> list[str]:
-    """The Python files that setuptools puts into the wheel, by pyproject.toml."""
+    """The files that setuptools puts into the wheel, by pyproject.toml."""
     here = os.getcwd()
     os.chdir(PROJECT_ROOT)  # setuptools looks for packages from there
     try:
@@ -22,7 +22,8 @@ def packaged() -> list[str]:
         distribution.parse_config_files()
         command = distribution.get_command_obj("build_py")
         command.ensure_finalized()
-        return [os.path.relpath(path) for path in command.get_source_files() if path.endswith(".py")]
+        data = [f"{source}/{name}" for _, source, _, names in command.data_files for name in names]
+        return [os.path.relpath(path) for path in [*command.get_source_files(), *data]]
     finally:
         os.chdir(here)
 
@@ -33,6 +34,12 @@ def test_the_wheel_holds_every_module_of_the_product_and_none_of_benchmarks_and_
     for room in INSTALLED:
         ours = {str(path.relative_to(PROJECT_ROOT)) for path in (PROJECT_ROOT / room).rglob("*.py")}
         assert ours <= set(files), f"not packaged: {sorted(ours - set(files))}"
+
+
+def test_the_wheel_holds_every_file_of_the_console() -> None:
+    folder, files = PROJECT_ROOT / "services/gateway/console/static", packaged()
+    for path in folder.iterdir():
+        assert str(path.relative_to(PROJECT_ROOT)) in files
 
 
 def test_the_demo_runs_without_benchmarks_and_tests() -> None:

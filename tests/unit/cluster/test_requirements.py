@@ -23,7 +23,14 @@ def named(extra: str = "") -> set[str]:
 
 
 def test_every_file_is_there() -> None:
-    assert [path.stem for path in FILES] == ["audit", "development", "model", "mutation", "services"]
+    assert [path.stem for path in FILES] == [
+        "audit",
+        "console",
+        "development",
+        "model",
+        "mutation",
+        "services",
+    ]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
