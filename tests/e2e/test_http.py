@@ -60,6 +60,18 @@ def test_prompts_of_the_older_kind_are_answered_as_questions_with_log_probabilit
     assert all(len(top) >= 2 and max(top.values()) <= 0 for top in choice.logprobs.top_logprobs)
 
 
+def test_a_response_searches_a_store_and_says_the_same_whole_and_as_it_grows(stack: Stack) -> None:
+    tool: Any = {"type": "file_search", "vector_store_ids": [COLLECTION], "max_num_results": 3}
+    asked: dict[str, Any] = {"model": "demo", "input": QUESTION, "tools": [tool], "max_output_tokens": 8}
+    response: Any = client_of(stack).responses.create(**asked)
+    assert response.output_text == text_of(ask(stack))
+    (part,) = response.output[1].content
+    assert part.annotations[0].filename.startswith("tambach")
+    events: list[Any] = list(client_of(stack).responses.create(**asked, stream=True))
+    assert events[-1].response.output_text == response.output_text
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == response.output_text
+
+
 def test_documents_that_are_handed_over_are_computed_once_and_then_cached(stack: Stack) -> None:
     documents = [
         {"title": "Tambach", "text": "In Tambach market day is Thursday."},

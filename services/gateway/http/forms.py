@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Protocol
 
 from pydantic import BaseModel
 
@@ -18,11 +19,29 @@ from shared.answer import AnswerEvent, AnswerText, AnswerUsage
 from shared.generation.told import TokenEvent
 
 
+class EndpointForm(Protocol):
+    """An endpoint's. Both raise ``KvquiltError`` as the events do."""
+
+    async def complete(self, events: AsyncGenerator[AnswerEvent, None]) -> BaseModel:
+        """The answer in one piece."""
+        ...
+
+    def growing(self, events: AsyncGenerator[AnswerEvent, None]) -> AsyncGenerator[BaseModel, None]:
+        """The answer as it grows; nothing before its first event."""
+        ...
+
+
 class AnswerForm(ABC):
     """``with_usage``: of a stream, whose last chunk has no choices and tells the cost."""
 
     def __init__(self, head: AnswerHead, with_usage: bool = False) -> None:
         self.head, self.with_usage = head, with_usage
+
+    async def complete(self, events: AsyncGenerator[AnswerEvent, None]) -> BaseModel:
+        return await whole_answer(self, events)
+
+    def growing(self, events: AsyncGenerator[AnswerEvent, None]) -> AsyncGenerator[BaseModel, None]:
+        return chunks(self, events)
 
     @property
     def of_usage(self) -> dict[str, None]:

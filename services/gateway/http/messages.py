@@ -22,6 +22,14 @@ WireRequest = (
 )
 
 
+def asking_state() -> rag_pb2.StatusRequest:
+    return rag_pb2.StatusRequest()
+
+
+def asking_tiers() -> kv_store_pb2.StatsRequest:
+    return kv_store_pb2.StatsRequest()
+
+
 def embedding(texts: Sequence[str], queries: bool) -> retrieval_pb2.EmbedRequest:
     return retrieval_pb2.EmbedRequest(texts=texts, queries=queries)
 

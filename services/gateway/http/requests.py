@@ -33,6 +33,7 @@ from shared.generation.response_format import ResponseFormat
 
 _INSTRUCTING = ("system", "developer")
 _SPEAKERS = {"user": Speaker.USER, "assistant": Speaker.ASSISTANT}
+ROLES = (*_INSTRUCTING, *_SPEAKERS)
 
 
 class ChatPart(Lenient):
@@ -124,7 +125,8 @@ class ChatRequest(QuestionBody):
             raise InvalidRequest("top_logprobs: needs logprobs: true")
 
     def inquiry(self) -> Inquiry:
-        spoken = _spoken(self.messages)
+        said = [(message.role, _text(message, f"messages[{i}]")) for i, message in enumerate(self.messages)]
+        spoken = spoken_of(said, "messages")
         asked = partial(self.asks, questions=(spoken.question,), max_tokens=self._max_tokens())
         if self._pastes(spoken):
             return replace(
@@ -138,7 +140,7 @@ class ChatRequest(QuestionBody):
         preface = preface_of(spoken.turns, spoken.told)
         return replace(asked(collection), preface=preface, documents=_handed(self.documents or ()))
 
-    def _pastes(self, spoken: _Spoken) -> bool:
+    def _pastes(self, spoken: Spoken) -> bool:
         if self.pasted is not None:
             return self.pasted
         return not (self.collection or self.documents) and spoken.longest >= BORDER
@@ -157,7 +159,7 @@ def _handed(documents: Sequence[ChatDocument]) -> tuple[HandedDocument, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Spoken:
+class Spoken:
     """``told``: system text."""
 
     told: tuple[str, ...]
@@ -171,23 +173,28 @@ class _Spoken:
         return max(map(len, [*said, self.question]))
 
 
-def _spoken(messages: Sequence[ChatMessage]) -> _Spoken:
-    if not messages:
-        raise InvalidRequest("messages: is empty; its last message is the question")
-    *before, last = [(message.role, _text(message, f"messages[{i}]")) for i, message in enumerate(messages)]
+def spoken_of(said: Sequence[tuple[str, str]], field: str) -> Spoken:
+    """``said``: roles and texts, in order; ``field``: what holds them.
+
+    Raises:
+        InvalidRequest: there is no question, or a role that is none.
+    """
+    for i, (role, _) in enumerate(said):
+        if role not in ROLES:
+            raise InvalidRequest(f"{field}[{i}].role: {role!r} is not supported; {', '.join(ROLES)} are")
+    if not said:
+        raise InvalidRequest(f"{field}: is empty; its last message is the question")
+    *before, last = said
     if last[0] != "user":
         raise InvalidRequest(
-            f"messages[{len(before)}].role: is {last[0]!r}; the last message is the question, from the user"
+            f"{field}[{len(before)}].role: is {last[0]!r}; the last message is the question, from the user"
         )
     told = tuple(text for role, text in before if role in _INSTRUCTING and text)
     turns = tuple(EarlierTurn(_SPEAKERS[role], text) for role, text in before if role in _SPEAKERS)
-    return _Spoken(told, turns, last[1])
+    return Spoken(told, turns, last[1])
 
 
 def _text(message: ChatMessage, where: str) -> str:
-    if message.role not in (*_INSTRUCTING, *_SPEAKERS):
-        known = ", ".join((*_INSTRUCTING, *_SPEAKERS))
-        raise InvalidRequest(f"{where}.role: {message.role!r} is not supported; {known} are")
     check_extra(message, where)
     if message.content is None:
         raise InvalidRequest(f"{where}.content: is required")

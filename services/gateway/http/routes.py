@@ -31,12 +31,15 @@ from services.gateway.http.errors import (
 )
 from services.gateway.http.file_routes import PATH as UPLOADS
 from services.gateway.http.file_routes import add_files
-from services.gateway.http.forms import AnswerForm, chunks, whole_answer
+from services.gateway.http.forms import EndpointForm
 from services.gateway.http.heard import AnswerHead
 from services.gateway.http.mcp_route import McpRoute, ToolSources
 from services.gateway.http.member_routes import add_batches, add_members
 from services.gateway.http.questions import HttpQuestions
 from services.gateway.http.requests import ChatRequest
+from services.gateway.http.response_bodies import ResponseBody
+from services.gateway.http.response_requests import ResponseRequest
+from services.gateway.http.responses import ResponseForm
 from services.gateway.http.status_route import SystemState, TiersHeld, add_status, add_tiers
 from services.gateway.http.store_routes import add_stores
 from services.gateway.http.streaming import ChunkStream
@@ -57,7 +60,8 @@ from shared.metrics.recorder import Metrics
 from shared.principals.callers import Callers
 from shared.request import RequestContext
 
-_CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
+_CHAT, _TEXT, _RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+FormOf = Callable[[AnswerHead], EndpointForm]
 _AROUND_FILE_BYTES = 64 << 10
 """What multipart/form-data puts around a file, and the fields beside it."""
 _LISTED = (ReuseMode.FULL, Auto.AUTO)
@@ -164,13 +168,17 @@ def http_app(
 
     @app.post(_CHAT, response_model=ChatCompletion, responses=API_ERRORS | _STREAMED)
     async def chat_completions(request: ChatRequest, http: Request) -> Response:
-        return await answer_to(request, http, ChatForm)
+        return await answer_to(request, http, lambda head: ChatForm(head, request.with_usage))
 
     @app.post(_TEXT, response_model=TextCompletion, responses=API_ERRORS | _STREAMED)
     async def completions(request: TextRequest, http: Request) -> Response:
-        return await answer_to(request, http, TextForm)
+        return await answer_to(request, http, lambda head: TextForm(head, request.with_usage))
 
-    async def answer_to(request: QuestionBody, http: Request, form: type[AnswerForm]) -> Response:
+    @app.post(_RESPONSES, response_model=ResponseBody, responses=API_ERRORS | _STREAMED)
+    async def responses(request: ResponseRequest, http: Request) -> Response:
+        return await answer_to(request, http, lambda head: ResponseForm(head, request))
+
+    async def answer_to(request: QuestionBody, http: Request, form: FormOf) -> Response:
         ctx: RequestContext | None = None
         try:
             request.take_mode(served(request.model).kvquilt.modes)
@@ -181,9 +189,7 @@ def http_app(
             await refusal_on_record(recorder, http.scope, error, ctx)
             return response_to(error, request.names)
 
-    async def answered(
-        request: QuestionBody, ctx: RequestContext, form: type[AnswerForm], path: str
-    ) -> Response:
+    async def answered(request: QuestionBody, ctx: RequestContext, form: FormOf, path: str) -> Response:
         logs.bind(ctx)
         inquiry = request.inquiry()
         events = asking.answer(ctx, inquiry, path)
@@ -200,9 +206,9 @@ def http_app(
             inquiry.explain,
         )
         if request.stream:
-            growing = chunks(form(head, request.with_usage), events)
+            growing = form(head).growing(events)
             return ChunkStream(await anext(growing), growing)
-        return JSONResponse((await whole_answer(form(head), events)).model_dump())
+        return JSONResponse((await form(head).complete(events)).model_dump())
 
     passing = HttpDoor(door, limits, recorder, counts)
     if embedder is not None:

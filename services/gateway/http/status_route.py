@@ -9,9 +9,9 @@ from typing import Literal
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 
-from protos.kvquilt.v1 import kv_store_pb2, rag_pb2
 from services.gateway.http.door import HttpDoor
 from services.gateway.http.errors import API_ERRORS
+from services.gateway.http.messages import asking_state, asking_tiers
 from shared.clients.health import ServiceHealth
 from shared.kv_reports import StoreStats, TierStats
 from shared.request import RequestContext
@@ -47,7 +47,7 @@ def add_status(app: FastAPI, door: HttpDoor, state: SystemState) -> None:
                 ]
             )
 
-        return await door.through(http, "Status", rag_pb2.StatusRequest, work)
+        return await door.through(http, "Status", asking_state, work)
 
 
 class TierBody(BaseModel):
@@ -80,7 +80,7 @@ def add_tiers(app: FastAPI, door: HttpDoor, held: TiersHeld) -> None:
                 told.append(_tier(None, stats.objects))
             return TierList(data=told, num_unreachable=stats.num_unreachable)
 
-        return await door.through(http, "Stats", kv_store_pb2.StatsRequest, work)
+        return await door.through(http, "Stats", asking_tiers, work)
 
 
 def _tier(node: str | None, tier: TierStats) -> TierBody:

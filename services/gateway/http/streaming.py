@@ -46,4 +46,5 @@ async def frames(first: BaseModel, others: AsyncGenerator[BaseModel, None]) -> A
 
 
 def _frame(chunk: BaseModel) -> str:
-    return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
+    named = f"event: {name}\n" if (name := getattr(chunk, "event_name", "")) else ""
+    return f"{named}data: {chunk.model_dump_json(exclude_unset=True)}\n\n"

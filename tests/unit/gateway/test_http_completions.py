@@ -239,6 +239,7 @@ async def test_the_document_of_the_api_has_what_is_served_and_that_it_lives_need
         "/health",
         "/v1/models",
         "/v1/models/{model}",
+        "/v1/responses",
         "/v1/chat/completions",
         "/v1/completions",
     }
