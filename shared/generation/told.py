@@ -31,9 +31,9 @@ class ObeyedVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts of tokens; prompt = reused + recomputed. ``loaded_tokens``: those reused ones that were stored,
-    but not resident; ``selected_tokens``: those recomputed ones that the mode chose, for any question. What
-    is recomputed in some layers counts by their share. ``isolated_tokens``: of chunks that were used without
+    """Counts of tokens; prompt = reused + recomputed. ``loaded_tokens``: of chunks that were stored, but not
+    resident, those included that were computed anew afterwards; ``selected_tokens``: those recomputed ones
+    that the mode chose, for any question. What is recomputed in some layers counts by their share. ``isolated_tokens``: of chunks that were used without
     what stands in front of them in their documents, because it could not be had. ``drafted_tokens``: guessed
     from the context and verified beside others, ``accepted_tokens``: those of them that were generated.
     ``written_tokens``: those recomputed ones of chunks whose KV was nowhere, as the store said before the

@@ -44,4 +44,25 @@ class Equivalent:
     reason: str
 
 
-EQUIVALENT: tuple[Equivalent, ...] = ()
+EQUIVALENT: tuple[Equivalent, ...] = (
+    Equivalent(
+        "services/generator/replica_choice.py",
+        "request.route_held = 0 if cost is None else sum(tier >= Tier.RESIDENT for tier in cost.tiers)",
+        "no tier has a name behind that of RESIDENT in the alphabet",
+    ),
+    Equivalent(
+        "services/kv_store/tiers/eviction.py",
+        "if num_bytes == 0:",
+        "counting on past enough changes nothing of the answer",
+    ),
+    Equivalent(
+        "services/kv_store/tiers/eviction.py",
+        "for _ in range((_MOST_USES - 1) * len(self._main.sizes)):",
+        "where no victim was found in fewer rounds, the caller asks again",
+    ),
+    Equivalent(
+        "shared/engine/scheduler.py",
+        "continue",
+        "where no room is left, none is left for those behind either",
+    ),
+)

@@ -178,3 +178,10 @@ def test_a_text_that_ends_within_a_repetition_leaves_it_out_if_it_is_long_enough
     begun = sentence[:num_characters]
     text = "".join(stream.push(ord(c)) for c in f"{sentence} {begun}") + stream.finish()
     assert (text.strip(), stream.stopped) == (sentence if repeated else f"{sentence} {begun}", repeated)
+
+
+def test_a_text_may_repeat_itself_unless_it_is_told_not_to() -> None:
+    sentence = "The lease was signed by Ada in May."
+    stream = TextStream(lambda ids: "".join(map(chr, ids)), ())
+    assert "".join(stream.push(ord(c)) for c in f"{sentence} {sentence}") == f"{sentence} {sentence}"
+    assert not stream.stopped

@@ -232,3 +232,14 @@ def test_nodes_are_asked_while_questions_come_and_then_left_alone() -> None:
         assert first_rank(made, question("a")) == ("r1",)
 
     asyncio.run(run())
+
+
+def test_time_that_went_by_since_a_load_was_told_is_taken_off() -> None:
+    made = choice()
+    load = plain_load(ReplicaLoad(wait_ms=1000.0))
+    made.heard("n0", [notice("r0", load=load, age_ms=900.0)])
+    made.heard("n1", [notice("r1", load=load, age_ms="nonsense")])
+    decision = made.decide("Generate", question("a"), NODES)
+    assert decision is not None
+    assert decision.costs["r0"].wait_ms == pytest.approx(100.0)
+    assert decision.costs["r1"].wait_ms == pytest.approx(1000.0)

@@ -150,3 +150,8 @@ def test_more_than_a_principal_may_have_is_refused_with_what_it_has_the_limit_an
 
 def test_without_a_limit_a_principal_may_store_whatever_its_tenant_may() -> None:
     Quotas().check_principal("acme", ANNA, 0, 10**18)
+
+
+def test_a_quota_may_be_filled_to_its_last_byte() -> None:
+    for after_bytes in (1, int("1000000")):
+        QuotaConfig(10**6).check("acme", 0, after_bytes)
