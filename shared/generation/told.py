@@ -33,11 +33,11 @@ class ObeyedVerdict:
 class Usage:
     """Counts of tokens; prompt = reused + recomputed. ``loaded_tokens``: of chunks that were stored, but not
     resident, those included that were computed anew afterwards; ``selected_tokens``: those recomputed ones
-    that the mode chose, for any question. What is recomputed in some layers counts by their share. ``isolated_tokens``: of chunks that were used without
-    what stands in front of them in their documents, because it could not be had. ``drafted_tokens``: guessed
-    from the context and verified beside others, ``accepted_tokens``: those of them that were generated.
-    ``written_tokens``: those recomputed ones of chunks whose KV was nowhere, as the store said before the
-    answer was whole, and is kept now.
+    that the mode chose, for any question. What is recomputed in some layers counts by their share.
+    ``isolated_tokens``: of chunks that were used without what stands in front of them in their documents,
+    because it could not be had. ``drafted_tokens``: guessed from the context and verified beside others,
+    ``accepted_tokens``: those of them that were generated. ``written_tokens``: those recomputed ones of
+    chunks whose KV was nowhere, as the store said before the answer was whole, and is kept now.
 
     ``picked_tokens``, ``grouped_tokens``: of the selector's model. ``reuse``: the mode that was really used;
     ``note``: why it is not the one that was asked for. The service knows both, the engine does not.

@@ -25,6 +25,7 @@ def named(extra: str = "") -> set[str]:
 def test_every_file_is_there() -> None:
     assert [path.stem for path in FILES] == [
         "audit",
+        "clients",
         "console",
         "development",
         "model",
