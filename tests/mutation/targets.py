@@ -61,6 +61,21 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "where no victim was found in fewer rounds, the caller asks again",
     ),
     Equivalent(
+        "shared/engine/request_queue.py",
+        "if job is None or len(self.prefilling) is _MAX_PREFILL_JOBS:",
+        "there are never more than these",
+    ),
+    Equivalent(
+        "shared/engine/request_queue.py",
+        "seen = branch.seen() if not branch.segment.length else []",
+        "it is in what checks an invariant, for tests",
+    ),
+    Equivalent(
+        "shared/routing/residency.py",
+        "return (report.epoch, report.seq) <= (lane.epoch, lane.seq)",
+        "equal ones have been told apart the line before",
+    ),
+    Equivalent(
         "shared/engine/scheduler.py",
         "continue",
         "where no room is left, none is left for those behind either",

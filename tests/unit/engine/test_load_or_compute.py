@@ -112,6 +112,10 @@ class TestDecision:
         both = [Awaited("a", 1.0, 100, chain), Awaited("b", 1.0, 100, {"header": 300})]
         assert set(worth_computing(both, rows(), 0.1)) == {"a", "b"}
 
+    def test_where_the_last_to_arrive_cannot_be_computed_nothing_is(self) -> None:
+        assert worth_computing([Awaited("a", 1.0, 100), Awaited("b", 0.5, 100)], rows(), 0.1) == ("a", "b")
+        assert worth_computing([Awaited("a", 1.0, None), Awaited("b", 0.5, 100)], rows(), 0.1) == ()
+
     @settings(deadline=None)
     @given(
         awaited=st.lists(st.tuples(st.floats(0, 5), st.none() | st.integers(1, 2000)), max_size=6),

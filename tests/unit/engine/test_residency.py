@@ -70,6 +70,16 @@ def test_a_chunk_that_was_just_asked_for_is_loading_and_neither_late_nor_broken(
     assert (entry.late, entry.broken, entry.only_loaded) == (False, False, False)
 
 
+def test_a_chunk_is_awaited_while_its_load_is_under_way() -> None:
+    pool = Pool(30 * TOKEN_BYTES)
+    entry, _ = pool.acquire("a", (1, 2))
+    assert not entry.awaited, "nobody has asked the store for it"
+    entry.load = ChunkLoad({"a": 2}, 0.0)
+    assert entry.awaited
+    pool.fill(entry, segment(2))
+    assert not entry.awaited
+
+
 def test_no_more_go_than_room_is_needed_for() -> None:
     pool = Pool(35 * TOKEN_BYTES)
     for key in "abc":

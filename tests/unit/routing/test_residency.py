@@ -241,3 +241,11 @@ class LossyReports(RuleBasedStateMachine):
 
 TestLossyReports = LossyReports.TestCase
 TestLossyReports.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+def test_a_word_that_nothing_changed_is_news_and_the_same_change_again_is_not() -> None:
+    residency, many = view(), 10**6  # numbers that are equal without being one object
+    assert residency.apply(snapshot(1, seq=many), 0) is ReportOutcome.APPLIED
+    assert residency.apply(delta(int("1000000"), int("1000000")), 50) is ReportOutcome.APPLIED
+    assert residency.apply(delta(many - 1, many, {2}), 60) is ReportOutcome.OLD
+    assert held(residency) == {1}

@@ -491,3 +491,15 @@ def test_a_question_that_nobody_holds_goes_home_by_its_heaviest_chunk() -> None:
 
     light, heavy = WantedChunk(1, 100), WantedChunk(2, 500)
     assert home(light, heavy) == home(heavy, light) == home(heavy) != home(light)
+
+
+def test_replicas_that_differ_by_a_share_of_the_work_are_one_rank() -> None:
+    def ranks(share: float) -> tuple[tuple[str, ...], ...]:
+        routed = router(2, settings=RoutingSettings(tolerance_share=share, tolerance_ms=0.0))
+        tell(routed, "r0", 1)
+        tell(routed, "r1", 1)
+        routed.load_told("r1", ReplicaLoad(wait_ms=10.0), 0)
+        return routed.rank(asked(1, num_tokens=1000), 0).ranks
+
+    assert ranks(0.05) == (("r0",), ("r1",))
+    assert ranks(0.5) == (("r0", "r1"),)
