@@ -76,6 +76,11 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "equal ones have been told apart the line before",
     ),
     Equivalent(
+        "shared/selection/selector.py",
+        "[carry_ranks(r, chunk.auxiliary, chunk.primary) for chunk, r in zip(chunks, ranks, strict=False)]",
+        "ranks are split by the chunks, so that there are as many",
+    ),
+    Equivalent(
         "shared/engine/scheduler.py",
         "continue",
         "where no room is left, none is left for those behind either",
