@@ -107,10 +107,11 @@ def copied_tree(tree: Path) -> Path:
 
 def drawn(targets: Mapping[str, Sequence[str]], limit: int, seed: int) -> list[Mutant]:
     """One mutant of every place; of these as many of each module, as far as it has them."""
-    draw = random.Random(seed)
-    places = {module: list(one_per_place(module, draw)) for module in targets}
-    for of_module in places.values():
-        draw.shuffle(of_module)
+    places: dict[str, list[Mutant]] = {}
+    for module in targets:
+        draw = random.Random(f"{seed} {module}")  # another module's change does not change these
+        places[module] = list(one_per_place(module, draw))
+        draw.shuffle(places[module])
     chosen: list[Mutant] = []
     while len(chosen) < limit and any(places.values()):
         chosen += [of_module.pop() for of_module in places.values() if of_module]
