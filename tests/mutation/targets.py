@@ -51,6 +51,16 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "no tier has a name behind that of RESIDENT in the alphabet",
     ),
     Equivalent(
+        "services/generator/replica_choice.py",
+        "if nodes is self._nodes:",
+        "what is told again is taken again, and changes nothing",
+    ),
+    Equivalent(
+        "services/kv_store/tiers/tenant_queue.py",
+        "continue",
+        "where a floor is full, nothing older fits in either",
+    ),
+    Equivalent(
         "services/kv_store/tiers/eviction.py",
         "if num_bytes == 0:",
         "counting on past enough changes nothing of the answer",

@@ -75,6 +75,10 @@ def test_what_fits_is_admitted() -> None:
         ),
         ({"recompute": Recompute(tokens=(1,))}, "recompute.tokens: mode reordered"),
         ({"recompute": Recompute(by_question=((1,),))}, "recompute.tokens: mode reordered"),
+        (
+            {"reuse": ReuseMode.TOKENS, "recompute": Recompute(by_question=((99,),))},
+            "recompute.tokens: 99 is out of range; the chunks have 5 tokens",
+        ),
         ({"reuse": ReuseMode.TOKENS, "recompute": Recompute(0.5)}, "give recompute.tokens alone"),
         ({"recompute": Recompute(0.5)}, "recompute.ratio: mode reordered"),
         ({"ape": Ape(0.5)}, "ape: mode reordered"),
@@ -99,6 +103,16 @@ def test_what_needs_text_is_refused_without_a_tokenizer(changes: dict[str, Any])
         check(replace(REQUEST, **changes), has_text=False)
 
 
+@pytest.mark.parametrize(("reuse", "ids"), [(ReuseMode.FULL, (1, 2)), (ReuseMode.REORDERED, (10, 1, 2, 11))])
+def test_what_reads_nothing_stored_reads_chunks_without_packets(
+    reuse: ReuseMode, ids: tuple[int, ...]
+) -> None:
+    spec = replace(SPEC, packets=PacketIds(first=10, num_header=1, num_trailer=1))
+    request = replace(REQUEST, chunks=(Chunk("a", (10, 1, 2, 11)),), reuse=reuse)
+    assert [chunk.token_ids for chunk in admission.without_packets(request, spec).chunks] == [ids]
+    assert admission.without_packets(request, SPEC) is request
+
+
 def test_thoughts_are_chosen_by_log_probability_without_a_tokenizer() -> None:
     choice = Choice(ChoiceRule.MEAN_LOGPROB)
     check(replace(REQUEST, choose=choice, sampling=WARM), has_text=False)
@@ -109,7 +123,7 @@ def test_a_chunk_stands_between_the_packets_or_is_refused(token_ids: tuple[int, 
     places = PacketIds(first=10, num_header=1, num_trailer=1)
     request = replace(REQUEST, chunks=(Chunk("a", (10, 1, 2, 11)),))
     check(request, packets=places)
-    with pytest.raises(InvalidRequest, match=r"chunks\[0\]: does not stand between the model's packets"):
+    with pytest.raises(InvalidRequest, match=r"chunks\[0\]: does not stand .* \(ids 10 to 11\)"):
         check(replace(request, chunks=(Chunk("a", token_ids),)), packets=places)
 
 

@@ -173,6 +173,7 @@ def test_the_message_says_why_and_how_much_should_be_there() -> None:
     assert quiet.route == ""
     assert 'kvquilt_route_decisions_total{reason="held"} 3.0' in metrics.text()
     assert "kvquilt_route_seconds_count 1.0" in metrics.text()
+    assert "kvquilt_route_seconds_sum 0.0" in metrics.text(), "the clock stands still"
 
 
 def test_replicas_that_came_are_chosen_and_those_that_went_are_not() -> None:

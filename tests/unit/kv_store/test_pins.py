@@ -111,6 +111,14 @@ def test_a_document_that_is_gone_leaves_its_pin_without_chunks(catalog: Catalog)
     pins.change(Pin("t", "films"), unpin=True)
 
 
+def test_a_pinned_collection_loses_what_is_deleted(catalog: Catalog) -> None:
+    pins = pins_in(DictBlobs(), catalog)
+    pins.change(Pin("t", "books"), unpin=False)
+    assert pins.chunks().chunk_ids == {"a", "b", "c"}
+    del catalog.documents["t", "books", "2"]
+    assert pins.chunks().chunk_ids == {"a", "b"}
+
+
 def test_a_pin_that_cannot_be_written_down_does_not_hold(catalog: Catalog) -> None:
     blobs = Failing()
     pins = pins_in(blobs, catalog)
