@@ -86,6 +86,16 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "equal ones have been told apart the line before",
     ),
     Equivalent(
+        "shared/selection/grouping.py",
+        "return (_in_windows if form <= Grouping.PAPER else _in_sliding_windows)(picked_T, chunk_lens)",
+        "of the two forms that come here, the other one's name is behind PAPER's in the alphabet",
+    ),
+    Equivalent(
+        "shared/selection/mapping.py",
+        "touched_T: NDArray[np.bool_] = carry_ranks(np.where(picked_S, 0, UNTOUCHED), source, target) <= 0",
+        "no rank is below 0",
+    ),
+    Equivalent(
         "shared/selection/selector.py",
         "[carry_ranks(r, chunk.auxiliary, chunk.primary) for chunk, r in zip(chunks, ranks, strict=False)]",
         "ranks are split by the chunks, so that there are as many",
