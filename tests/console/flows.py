@@ -141,7 +141,8 @@ def brings_a_file_in_asks_about_it_and_deletes_it(on: Watched) -> None:
     expect(page.locator("#store-title")).to_have_text("evil")
     files = [{"name": "evil.md", "mimeType": "text/markdown", "buffer": EVIL.encode()}]
     page.get_by_label("Drop files here").set_input_files(files)
-    expect(page.locator("#members")).to_contain_text("completed", timeout=WITHIN_MS)
+    brought = page.locator("#members li", has_text="evil.md")
+    expect(brought).to_contain_text("completed", timeout=WITHIN_MS)
     page.get_by_role("link", name="Ask").click()
     expect(page.locator("#collection option")).to_have_count(2)
     page.get_by_label("Collection", exact=True).select_option("evil")

@@ -21,6 +21,7 @@ export async function load() {
 const choose = (id) => attempt(async () => { chosen = id; $("uploads").replaceChildren(); await load(); });
 
 async function showMembers() {
+  if ($("store-title").textContent !== chosen) $("members").replaceChildren(); // another's
   $("store-title").textContent = chosen;
   const id = chosen;
   const found = await api.members(id);
