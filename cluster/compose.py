@@ -24,6 +24,7 @@ from cluster.config import DEPLOYED, PROMPTED, SHARING, QuiltConfig, load_quilt
 from cluster.models.names import served_name
 from services.gateway.config import HttpConfig
 from shared.config import merge_env, read_yaml
+from shared.deployment import serve_options
 from shared.errors import KvquiltError
 from shared.surface import PUBLIC
 
@@ -136,7 +137,7 @@ def _application(name: str, values: Mapping[str, Any], config: QuiltConfig) -> d
         "route_prefix": "/" if name == _OVER_HTTP else f"/{name}",
         "import_path": f"cluster.applications:{name}",
         "args": application_args(name, values, config),
-        "deployments": [{"name": name, **getattr(config, name).deployment.serve_options()}],
+        "deployments": [{"name": name, **serve_options(getattr(config, name))}],
     }
 
 

@@ -88,6 +88,10 @@ Those that wait for a place are served in turns over the tenants: at the gateway
 and where documents are read. At the gateway, what could be answered only after its deadline is refused at once; where the queue is
 full, whoever comes takes the place of the last of the tenant that has most in it.
 
+Among what waits of one tenant `meta.priority` decides (`kvquilt --priority`, over HTTP `priority`): lower goes earlier, from -100 to
+100, 0 if left out, equals in the order in which they came. It gives no tenant more than its share, and nothing waits for ever: at most
+16 that came later go before it.
+
 The memory of requests under way is estimated before anything is made of them, as a multiple of their bytes; what exceeds
 `SERVICE.deployment.memory_bytes` is answered with RESOURCE_EXHAUSTED.
 

@@ -18,14 +18,17 @@ from shared.deployment import DeploymentConfig
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
 # The services check their ranges themselves; on a cluster these are Serve's, and never reach them.
 _AT_LEAST = {
-    "num_replicas": 1,
+    "num_replicas": 0,
     "max_replicas": 0,
     "max_ongoing_requests": 1,
     "max_queued_requests": -1,
     "target_ongoing_requests": 1,
+    "upscale_delay_s": 0,
+    "downscale_delay_s": 0,
     "num_cpus": 0,
     "num_gpus": 0,
     "drain_s": 0,
+    "scale_down_s": 0,
 }
 
 

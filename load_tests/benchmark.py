@@ -16,6 +16,10 @@ from shared.measuring.report import Measurement
 T = TypeVar("T")
 
 
+class Violation(AssertionError):
+    """What is soaked broke a promise."""
+
+
 def new_parser(name: str, about: str | None) -> argparse.ArgumentParser:
     """``about``: what ``--help`` teaches, printed as it is written."""
     return argparse.ArgumentParser(

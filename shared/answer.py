@@ -30,6 +30,18 @@ class Refusal(enum.StrEnum):
     STRICT = "strict"
 
 
+class FollowUp(enum.StrEnum):
+    """What was searched by where a question followed others: the question as the model wrote it to stand
+    alone, or with what the user said before, or as it was, or so because writing it failed. NONE: it followed
+    none, or nothing was searched."""
+
+    NONE = ""
+    REWRITTEN = "rewritten"
+    JOINED = "joined"
+    LAST = "last"
+    FAILED = "failed"
+
+
 @dataclass(frozen=True, slots=True)
 class RetrievalOptions:
     """``k`` 0: the service's default."""
@@ -58,8 +70,8 @@ class Inquiry:
     stands in front of the chunks; ``explain``: it is told by which scores tokens are computed anew, and where
     they are in the text; ``refusal`` None: the gateway's own; ``preface``: text in front of every question in
     its part of the prompt, by which nothing is searched; ``turns``: what was said between that and the
-    question; ``pasted``: what users pasted into turns and question is the context; ``no_shadow``: the
-    question is not asked again of the reference."""
+    question, which it may follow (``FollowUp``); ``pasted``: what users pasted into turns and question is the
+    context; ``no_shadow``: the question is not asked again of the reference."""
 
     collection: str
     questions: tuple[str, ...]
@@ -104,10 +116,13 @@ class Citation:
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """The context, in the order in which it is placed."""
+    """The context, in the order in which it is placed. ``queries``: what was searched by for each question;
+    empty: nothing was searched."""
 
     hits: tuple[SearchHit, ...]
     mode: SearchMode
+    queries: tuple[str, ...] = ()
+    follow_up: FollowUp = FollowUp.NONE
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,10 +59,7 @@ def read_yaml(text: str, source: str) -> dict[str, Any]:
     Raises:
         ConfigError: ``text`` is not a YAML mapping.
     """
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: not valid YAML: {error}") from None
+    values = _read(text, source)
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -71,7 +68,11 @@ def read_yaml(text: str, source: str) -> dict[str, Any]:
 
 
 def merge_env(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """``values`` with the overrides of ``environ``; their text is read as YAML, so numbers and lists work."""
+    """``values`` with the overrides of ``environ``; their text is read as YAML, so numbers and lists work.
+
+    Raises:
+        ConfigError: a text is not YAML; names the variable.
+    """
     merged = copy.deepcopy(dict(values))
     for name, text in sorted(environ.items()):
         if not name.startswith(ENV_PREFIX) or name == API_KEY:
@@ -82,8 +83,19 @@ def merge_env(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str
             node = node.setdefault(section, {})
             if not isinstance(node, dict):
                 raise ConfigError(f"{name}: {section} is not a section")
-        node[key] = yaml.safe_load(text)
+        node[key] = _read(text, name, quotes=False)
     return merged
+
+
+def _read(text: str, source: str, quotes: bool = True) -> Any:
+    """``quotes``: an error may tell what stands there; variables hold secrets."""
+    try:
+        return yaml.safe_load(text)
+    except RecursionError:
+        raise ConfigError(f"{source}: not valid YAML: nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:  # such as a thirteenth month
+        told = f": {error}" if quotes else ""
+        raise ConfigError(f"{source}: not valid YAML{told}; put text into quotes") from None
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Puts what was said earlier in a conversation in front of a question: as text (``Inquiry.preface``), since
-documents' KV was computed behind the configured prefix, and nothing is searched by it."""
+"""Puts what was said earlier in a conversation in front of a question: as text, since documents' KV was
+computed behind the configured prefix. What is then searched by: ``services.gateway.follow_ups``."""
 
 from __future__ import annotations
 

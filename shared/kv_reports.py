@@ -40,13 +40,17 @@ class PrincipalStats:
 @dataclass(frozen=True, slots=True)
 class TenantStats:
     """``num_bytes`` of the distinct chunks that its documents refer to; ``quota_bytes`` 0: no limit.
-    ``principals``: whoever stored some of them, by name; of what earlier versions stored nobody knows."""
+    ``principals``: whoever stored some of them, by name; of what earlier versions stored nobody knows.
+    ``num_items``, ``item_bytes``: of what front doors keep (``shared.kv_items``); they count towards the
+    quota, too."""
 
     tenant: str
     num_documents: int
     num_bytes: int
     quota_bytes: int = 0
     principals: tuple[PrincipalStats, ...] = ()
+    num_items: int = 0
+    item_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +78,8 @@ class DamagedCopy:
 
 @dataclass(frozen=True, slots=True)
 class DamagedRecord:
-    """A copy of a document's manifest (``name``: tenant/collection/document) or of the pins. ``restored``: by
-    the other copy."""
+    """A copy of a document's manifest (``name``: tenant/collection/document) or of the pins, or an item
+    (tenant/kind/id). ``restored``: by the other copy; an item has none."""
 
     name: str
     reason: str

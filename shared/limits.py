@@ -106,6 +106,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "AnswerRequest.questions": ("entries", "question_bytes"),
     "DeleteChunksRequest.chunk_ids": ("ids", "name_bytes"),
     "DeleteDocumentsRequest.document_ids": ("ids", "name_bytes"),
+    "EarlierTurn.text": ("text_bytes",),
     "EmbedRequest.texts": ("entries", "text_bytes"),
     "EncodeRequest.chunks": ("chunks",),
     "FieldsEntry.value": ("question_bytes",),

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from shared.errors import KvquiltError, Unavailable
 from shared.request import RequestContext
@@ -20,9 +20,26 @@ _MARGIN_S = 0.5
 """Left for telling the caller why, instead of nothing until its deadline has passed."""
 
 
+class Pauses(Protocol):
+    """When a call that failed may be made again."""
+
+    passing: type[KvquiltError]
+    """The failures after which it may."""
+
+    async def pause_or_raise(self, error: KvquiltError) -> None:
+        """Returns when the call that failed by ``error`` may be made again.
+
+        Raises:
+            error: that would be too late.
+        """
+        ...
+
+
 class RetryPauses:
     """Growing pauses of one who asks again, for ``remaining_s`` seconds from now and at most ``patience_s``
     from the first failure on; ``doing``: what for."""
+
+    passing: type[KvquiltError] = Unavailable
 
     def __init__(
         self,
@@ -43,11 +60,6 @@ class RetryPauses:
         return self._deadline_s - self._now()
 
     async def pause_or_raise(self, error: KvquiltError) -> None:
-        """Returns when the call that failed by ``error`` may be made again.
-
-        Raises:
-            error: that would be too late.
-        """
         if self._give_up_s is None:
             self._give_up_s = self._now() + self._patience_s
         late = self._pause_s + _MARGIN_S >= self.remaining_s
@@ -67,22 +79,23 @@ async def patiently(ctx: RequestContext, doing: str, call: Callable[[], Awaitabl
     Raises:
         Unavailable: it still failed shortly before the deadline.
     """
-    pauses = RetryPauses(ctx.remaining_s, doing)
+    return await patient_call(RetryPauses(ctx.remaining_s, doing), call)
+
+
+async def patient_call(pauses: Pauses, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
+    """``call()``, made again while its failures pass. Raises like ``Pauses``."""
     while True:
         try:
             return await call()
-        except Unavailable as error:
+        except pauses.passing as error:
             await pauses.pause_or_raise(error)
 
 
 async def patient_stream(
-    pauses: RetryPauses, start: Callable[[], AsyncGenerator[ResultT, None]]
+    pauses: Pauses, start: Callable[[], AsyncGenerator[ResultT, None]]
 ) -> AsyncGenerator[ResultT, None]:
-    """Yields from ``start()``, begun anew while it fails as unavailable before its first value.
-
-    Raises:
-        Unavailable: it still failed shortly before the deadline, or it failed after its first value.
-    """
+    """Yields from ``start()``, begun anew while its failures pass and come before its first value. Raises
+    like ``Pauses``, and whatever came after the first value."""
     begun = False
     while True:
         try:
@@ -91,7 +104,7 @@ async def patient_stream(
                     begun = True
                     yield value
             return
-        except Unavailable as error:
+        except pauses.passing as error:
             if begun:
                 raise
             await pauses.pause_or_raise(error)

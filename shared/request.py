@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
+from shared.admission.priority import HIGHEST, LOWEST
 from shared.errors import DeadlineExceeded, InvalidRequest
 from shared.principals.names import check_plain
 from shared.principals.principal import Principal
@@ -38,7 +39,8 @@ class RequestContext:
     """``deadline_s`` is an instant of ``time.monotonic()`` of this process. ``signer`` tells the services
     that are called on the way who asked; None: they are told the tenant alone. ``traceparent``: the span that
     what is done now stands below (``shared.tracing``); empty: nobody asked for a trace. ``outside``: what is
-    asked is what a caller says, and no service said it for him."""
+    asked is what a caller says, and no service said it for him. ``priority``: among what waits of the same
+    tenant; lower goes earlier (``shared.admission.priority``)."""
 
     request_id: str
     principal: Principal
@@ -46,6 +48,7 @@ class RequestContext:
     signer: Signer | None = field(default=None, repr=False, compare=False)
     traceparent: str = ""
     outside: bool = field(default=False, compare=False)
+    priority: int = 0
 
     @classmethod
     def create(
@@ -57,14 +60,20 @@ class RequestContext:
         principal: Principal | None = None,
         signer: Signer | None = None,
         traceparent: str = "",
+        priority: int = 0,
     ) -> RequestContext:
         """Fills in what the caller left out.
 
         principal: None: the operator, at work for ``tenant``, which says nothing otherwise.
 
         Raises:
-            InvalidRequest: the tenant is not a plain name, or the request id not one word: it stands in logs.
+            InvalidRequest: the tenant is not a plain name, or the request id not one word: it stands in logs;
+            the priority is out of bounds.
         """
+        if not HIGHEST <= priority <= LOWEST:
+            raise InvalidRequest(
+                f"meta.priority: must be from {HIGHEST} (goes first) to {LOWEST}, got {priority}"
+            )
         if not _REQUEST_ID.fullmatch(request_id):
             raise InvalidRequest(
                 f"meta.request_id: {request_id[:128]!r} is no word of at most 128 visible ASCII characters"
@@ -75,6 +84,7 @@ class RequestContext:
             deadline_s=time.monotonic() + (deadline_ms or default_deadline_ms) / 1000,
             signer=signer,
             traceparent=read_traceparent(traceparent),
+            priority=priority,
         )
 
     @property

@@ -17,6 +17,7 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 
 from shared.config import load
+from shared.deployment import serve_options
 from shared.errors import KvquiltError
 from shared.metrics.config import MetricsConfig
 from shared.metrics.node import NodeDoor, Outlet
@@ -52,9 +53,7 @@ def builder_of(
             ConfigError: names the setting.
         """
         config = load(schema, args)
-        deployment = serve.deployment(
-            name=service.application, **config.deployment.serve_options(), **options(config)
-        )
+        deployment = serve.deployment(name=service.application, **serve_options(config), **options(config))
         over_http = hasattr(service, "__serve_build_asgi_app__")
         served = service if over_http else type(service.__name__, (service, _ByGrpcAlone), {})
         return deployment(served).bind(config)

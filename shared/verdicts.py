@@ -8,8 +8,6 @@ Torch-free.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,6 +16,7 @@ from shared.config import load
 from shared.errors import ConfigError
 from shared.kv_types import KvContext
 from shared.verdict import FORM, MadeWith, Verdict
+from shared.whole_files import replacing
 
 
 def read_verdicts(path: Path) -> tuple[Verdict, ...]:
@@ -74,11 +73,8 @@ def suspended(verdicts: Iterable[Verdict], verdict_id: str, reason: str) -> tupl
 def _write(path: Path, verdicts: Iterable[Verdict]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(json.dumps([asdict(one) for one in verdicts], indent=2) + "\n")
-        os.chmod(name, 0o644)
-        os.replace(name, path)
+        with replacing(path) as file:
+            file.write((json.dumps([asdict(one) for one in verdicts], indent=2) + "\n").encode())
     except OSError as error:
         raise ConfigError(
             f"verdict: {path} cannot be written: {error.strerror or error}; name another file, and that in "

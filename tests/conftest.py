@@ -16,6 +16,7 @@ collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["interpre
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["TERM"] = "xterm"  # a dumb terminal shows no progress
     config.pluginmanager.register(S3ServerPlugin(), "kvquilt-s3-server")
     config.pluginmanager.register(HelmPlugin(), "kvquilt-helm")
     config.pluginmanager.register(PrometheusPlugin(), "kvquilt-prometheus")

@@ -256,7 +256,7 @@ class Shelf:
         self.num_unclosed += len(found)
         return found
 
-    def chain(self, chunk: Chunk, tenant: str) -> Sequence[Chunk] | None:
+    def chain(self, chunk: Chunk, tenant: str, prefix_ids: tuple[int, ...]) -> Sequence[Chunk] | None:
         return self.chains.get(chunk.chunk_id)
 
     def prefetch(self, chunk_ids: Sequence[str], tenant: str = "") -> None:
@@ -287,13 +287,16 @@ class _Book:
         self._shelf, self._chunk_id = shelf, chunk_id
         self._k_LHTD, self._v_LHTD, self._corrupt = k_LHTD, v_LHTD, chunk_id in shelf.corrupt
 
-    def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
-        self._shelf.before_layer(self._chunk_id, layer)
-        if self._corrupt and layer == 1:  # the first layer is good: the engine must take everything back
-            k_out_HTD.fill_(float("nan"))
-            raise CorruptData("layer 1 fails its checksum")
-        k_out_HTD.copy_(self._k_LHTD[layer])
-        v_out_HTD.copy_(self._v_LHTD[layer])
+    def read_layers(
+        self, layers: range, k_out_LHTD: Sequence[torch.Tensor], v_out_LHTD: Sequence[torch.Tensor]
+    ) -> None:
+        for layer, k_out_HTD, v_out_HTD in zip(layers, k_out_LHTD, v_out_LHTD, strict=True):
+            self._shelf.before_layer(self._chunk_id, layer)
+            if self._corrupt and layer == 1:  # the first layer is good: the engine must take everything back
+                k_out_HTD.fill_(float("nan"))
+                raise CorruptData("layer 1 fails its checksum")
+            k_out_HTD.copy_(self._k_LHTD[layer])
+            v_out_HTD.copy_(self._v_LHTD[layer])
 
     def close(self) -> None:
         self._shelf.num_unclosed -= 1

@@ -130,7 +130,7 @@ async def show(
     assert usage is not None
     assert hits is not None
     if explain:
-        show_context(console, hits, answer.selections, questions)
+        show_context(console, hits, answer.selections, questions, usage.usage.chunk_origins)
     if explain and usage.usage.route:
         console.print()
         console.print(Text(f"replica {usage.usage.route}"), soft_wrap=True)

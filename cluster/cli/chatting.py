@@ -16,7 +16,7 @@ from cluster.cli.answer_output import WholeAnswer, collect, show_answer
 from cluster.cli.console import usage_line
 from cluster.cli.session import Session, exit_code
 from shared.answer import AnswerEvent, Inquiry
-from shared.earlier_turns import EarlierTurn, Speaker, preface_of
+from shared.earlier_turns import EarlierTurn, Speaker
 from shared.errors import Cancelled, ContextTooLong, InvalidRequest, KvquiltError
 from shared.generation.modes import Recompute
 from shared.generation.orders import mode_named
@@ -38,7 +38,7 @@ class Dialogue:
     last: WholeAnswer | None = None
 
     def inquiry(self, question: str) -> Inquiry:
-        return replace(self.asked, questions=(question,), preface=preface_of(self.turns))
+        return replace(self.asked, questions=(question,), turns=tuple(self.turns))
 
     def answered(self, question: str, answer: WholeAnswer) -> None:
         self.last = answer
@@ -99,7 +99,7 @@ class ChatLoop:
         try:
             answer = self._runner.run(self._answer(inquiry))
         except ContextTooLong as error:
-            if not inquiry.preface:
+            if not inquiry.turns:
                 raise
             raise ContextTooLong(f"{error.detail}; /clear forgets what was said") from None
         self._talk.answered(question, answer)

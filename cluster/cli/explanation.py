@@ -17,12 +17,27 @@ from shared.generation.told import SelectedEvent, TextSpan, Timings
 from shared.search import SearchHit
 
 _ANEW = "black on yellow"
+ORIGINS = {
+    "resident": "resident",
+    "computed": "computed for this answer",
+    "memory": "loaded from memory",
+    "disk": "loaded from disk",
+    "objects": "loaded from the object store",
+    "peer": "loaded from another node",
+    "loaded": "loaded",
+}
+"""In the words of a reader."""
 
 
 def show_context(
-    console: Console, hits: Retrieved, selections: Sequence[SelectedEvent], questions: Sequence[str]
+    console: Console,
+    hits: Retrieved,
+    selections: Sequence[SelectedEvent],
+    questions: Sequence[str],
+    origins: Sequence[str] = (),
 ) -> None:
-    """Once for every selection; without one, the chunks alone."""
+    """Once for every selection; without one, the chunks alone. ``origins``: of each chunk, where its KV came
+    from (``Usage.chunk_origins``); none: nobody says."""
     for selected in selections or (SelectedEvent(()),):
         asked = (
             f" for “{questions[selected.question]}”"
@@ -38,7 +53,10 @@ def show_context(
             spans = selected.chunks[index] if selected.chunks else ()
             first, end = bounds[index], bounds[index + 1]
             num_anew = sum(first <= token < end for token in selected.tokens)
-            console.print(_heading(index, hit, num_anew, selected.scores[first:end]), soft_wrap=True)
+            heading = _heading(index, hit, num_anew, selected.scores[first:end])
+            if len(origins) == len(hits.hits):
+                heading.append(f"; KV {ORIGINS.get(origins[index], origins[index])}")
+            console.print(heading, soft_wrap=True)
             console.print(_marked(hit.chunk.text, spans, brackets=not console.color_system), soft_wrap=True)
     for line in selection_lines(selections):
         console.print(Text(line, "dim"), soft_wrap=True)

@@ -44,6 +44,7 @@ from cluster.cli.sync_command import sync
 from cluster.cli.top_command import top
 from cluster.cli.trace_command import trace
 from cluster.cli.train_command import train
+from shared.admission.priority import HIGHEST, LOWEST
 from shared.config import API_KEY
 
 _PEM = click.Path(dir_okay=False, exists=True, resolve_path=True)
@@ -80,6 +81,12 @@ _PEM = click.Path(dir_okay=False, exists=True, resolve_path=True)
     "the variable or --key-file. The owner of the local system needs none.",
 )
 @click.option("--key-file", type=EXISTING_FILE, help="A file that holds it.")
+@click.option(
+    "--priority",
+    type=click.IntRange(HIGHEST, LOWEST),
+    default=0,
+    help="Among what waits of the same tenant: lower goes earlier. 100 for what runs at night.",
+)
 @click.version_option(package_name="kvquilt")
 @click.pass_context
 def main(
@@ -90,6 +97,7 @@ def main(
     tenant: str,
     key: str,
     key_file: Path | None,
+    priority: int,
 ) -> None:
     """Answers questions from your documents without reading them again: their KV is computed once, stored,
     and reused in any order.
@@ -113,6 +121,7 @@ def main(
         Console(stderr=True, highlight=False),
         key_file.read_text(encoding="utf-8").strip() if key_file else key,
         str(ca or ""),
+        priority,
     )
 
 

@@ -46,6 +46,7 @@ class Session:
     err: Console
     key: str = ""
     ca_file: str = ""
+    priority: int = 0
     as_json: bool = False
 
     def for_programs(self) -> Session:
@@ -145,7 +146,10 @@ class Session:
     def context(self, deadline_ms: int = 120_000, tenant: str = "", traceparent: str = "") -> RequestContext:
         """``tenant`` empty: the one that was chosen."""
         return RequestContext.create(
-            tenant=tenant or self.tenant, deadline_ms=deadline_ms, traceparent=traceparent
+            tenant=tenant or self.tenant,
+            deadline_ms=deadline_ms,
+            traceparent=traceparent,
+            priority=self.priority,
         )
 
     def ask(self, door: Door[ClientT], question: Callable[[ClientT], Awaitable[ResultT]]) -> ResultT:

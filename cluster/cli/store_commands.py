@@ -49,8 +49,8 @@ def stats(session: Session) -> None:
 
     Tiers: memory and disk (copies; the disk is the truth where there is no object store), pending (durable on
     that node, not yet in the object store), objects (the object store). The bytes of a tenant, and of a
-    principal, are those of the distinct chunks of its documents. Documents that your key may not read are
-    left out.
+    principal, are those of the distinct chunks of its documents. Items are what front doors keep, such as
+    uploaded files. Documents and items that your key may not read are left out.
     """
     from cluster.cli.store_console import (
         collections_table,
@@ -98,7 +98,7 @@ def stats(session: Session) -> None:
 @click.pass_obj
 def verify(session: Session, num_recomputed: int | None) -> None:
     """Read and verify every copy of every chunk, in every tier of every node and in the object store, both
-    copies of every document's manifest, and the pins.
+    copies of every document's manifest, the pins, and what front doors keep, such as uploaded files.
 
     Changes nothing. Lists damaged and forged copies, and chunks that documents need and of which no durable
     good copy is left; exit code 1 if there are any. `kvquilt store repair` makes them whole. Also counts what

@@ -27,11 +27,11 @@ def tiers_table(stats: StoreStats) -> Table:
 
 
 def tenants_table(stats: StoreStats) -> Table:
-    table = _table("tenant", ">documents", ">bytes", ">quota")
+    table = _table("tenant", ">documents", ">bytes", ">items", ">their bytes", ">quota of both")
     for tenant in stats.tenants:
-        table.add_row(
-            tenant.tenant, f"{tenant.num_documents:,}", f"{tenant.num_bytes:,}", _limit(tenant.quota_bytes)
-        )
+        documents = f"{tenant.num_documents:,}", f"{tenant.num_bytes:,}"
+        items = f"{tenant.num_items:,}", f"{tenant.item_bytes:,}"
+        table.add_row(tenant.tenant, *documents, *items, _limit(tenant.quota_bytes))
     return table
 
 

@@ -84,7 +84,8 @@ def _forms(references: References) -> list[str]:
 
 
 def _stands(forms: Sequence[str], text: str) -> bool:
-    return any(form.lower() in text.lower() for form in forms)
+    """An empty form stands nowhere."""
+    return any(form.lower() in text.lower() for form in forms if form.strip())
 
 
 def _coverage(text: str, references: References) -> float:
@@ -116,7 +117,14 @@ def _exact(text: str, references: References) -> float:
 
 
 def _subspan(text: str, references: References) -> float:
-    return float(any(normalized(form) in normalized(text) for form in _forms(references)))
+    """What normalisation leaves nothing of (“The The”) is looked for as it is."""
+    ours = normalized(text)
+    return float(
+        any(
+            known in ours if (known := normalized(form)) else _stands([form], text)
+            for form in _forms(references)
+        )
+    )
 
 
 def _best_f1(parted: Callable[[str], list[str]]) -> Callable[[str, References], float]:

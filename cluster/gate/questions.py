@@ -11,7 +11,6 @@ say; ``documents``: ids of those that are searched (otherwise all of the collect
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 from cluster.gate.findings import UNJUDGED
 from cluster.gate.judging import abstains, accepted, supported
+from cluster.json_text import HALVED, halved_field, parse_json
 from shared.errors import InvalidRequest
 
 OWN, OWN_UNANSWERABLE = "own", "own_unanswerable"
@@ -73,12 +73,14 @@ def read_questions(path: Path) -> list[OwnQuestion]:
 
 def _question(where: str, line: str) -> OwnQuestion:
     try:
-        values = json.loads(line)
+        values = parse_json(line)
     except ValueError as error:
         raise InvalidRequest(f"{where}: is no JSON ({error}); {_REMEDY}") from None
     if not isinstance(values, dict):
         raise InvalidRequest(f"{where}: expected an object, got {str(values)[:40]!r}; {_REMEDY}")
     _check_known(where, values)
+    if field := halved_field(values):
+        raise InvalidRequest(f"{where}: {field}: {HALVED}")
     question, unanswerable = values.get("question"), values.get("unanswerable", False)
     if not isinstance(question, str) or not question.strip():
         raise InvalidRequest(f"{where}: question: expected a text, got {question!r}; {_REMEDY}")

@@ -81,7 +81,9 @@ def facts_of(name: str, directory: Path) -> ModelFacts:
             _chunk_tokens(directory),
             _verdict(directory),
         )
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except KeyError as error:
+        return ModelFacts(name, str(directory), note=f"cannot be read: {error} is missing")
+    except (OSError, ValueError, AttributeError, TypeError, ArithmeticError, struct.error) as error:
         return ModelFacts(name, str(directory), note=f"cannot be read: {error}")
 
 

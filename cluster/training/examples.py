@@ -21,6 +21,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from cluster.json_text import HALVED, halved_field, parse_json
 from services.training.contexts import ContextShape, Passage
 from services.training.corpus import Worlds
 from services.training.cross_chunk import draw_cross_chunk
@@ -131,11 +132,13 @@ def _documents(passages: tuple[Passage, ...], apart: bool) -> Iterator[ExampleDo
 def _example(path: Path, number: int, line: str) -> Example:
     where = f"{path}, line {number}"
     try:
-        values = json.loads(line)
+        values = parse_json(line)
     except ValueError as error:
         raise InvalidRequest(f"{where}: is no JSON ({error}); a line must be {_FORM}") from None
     if not isinstance(values, dict):
         raise InvalidRequest(f"{where}: is no JSON object; a line must be {_FORM}")
+    if field := halved_field(values):
+        raise InvalidRequest(f"{where}: {field}: {HALVED}")
     documents = tuple(
         _document(where, f"documents[{i}]", value)
         for i, value in enumerate(_list(where, values, "documents"))

@@ -47,6 +47,7 @@ BENCHMARKS = (
         ("--minutes", "20"),
     ),
     Benchmark("retrieval", "retrieval", "whether a question's passage is found: dense, BM25, hybrid"),
+    Benchmark("follow_ups", "follow_ups", "whether a follow-up's passage is found, by what is searched"),
     Benchmark(
         "routing",
         "routing",
@@ -56,6 +57,7 @@ BENCHMARKS = (
     Benchmark("tenancy", "tenancy", "whether times tell a tenant which texts another one has"),
     Benchmark("metrics", "metrics", "what counting costs"),
     Benchmark("tracing", "tracing", "what tracing every stage costs, by pairs"),
+    Benchmark("http", "http", "what HTTP costs beside gRPC, by pairs"),
     Benchmark("auth", "auth", "what knowing the caller costs, by pairs"),
     Benchmark("seals", "seals", "what seals of stored KV cost, by pairs"),
 )

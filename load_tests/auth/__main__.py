@@ -14,13 +14,12 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import grpc
 import jwt
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from load_tests.benchmark import at_least, json_option, new_parser, option
@@ -28,7 +27,7 @@ from protos.kvquilt.v1 import common_pb2
 from shared.clients.grpc_transport import GrpcTransport
 from shared.clients.health import ServiceHealth
 from shared.clients.service import ServiceClient, meta_of
-from shared.measuring.paired import Interval
+from shared.measuring.paired import median_of
 from shared.measuring.report import Measurement, write_report
 from shared.principals.authentication import callers_of
 from shared.principals.callers import Callers
@@ -44,7 +43,6 @@ from shared.rpc import HealthServicer
 _MS = 1e3
 _TENANTS_KEYS = 1000
 _SERVICES = 4
-_SAMPLES = 2000
 _AIM_MS = 0.5
 _SERVICE = "kvquilt.v1.Rag"
 
@@ -151,15 +149,6 @@ async def measure(num_pairs: int) -> list[Measurement]:
                 )
             )
     return measurements
-
-
-def median_of(values: Sequence[float], seed: int = 0) -> Interval:
-    """With its 95 % interval, by resampling."""
-    found_V = np.asarray(values)
-    rng = np.random.Generator(np.random.Philox(seed))
-    medians = [float(np.median(rng.choice(found_V, len(found_V)))) for _ in range(_SAMPLES)]
-    low, high = np.quantile(medians, (0.025, 0.975))
-    return Interval(float(np.median(found_V)), float(low), float(high))
 
 
 async def _timed_ms(client: ServiceClient) -> float:

@@ -173,8 +173,7 @@ class EncodingBench(NoSource):
     def _read(self, chunk: Chunk) -> Segment:
         segment = Segment(self.model.spec, len(chunk.token_ids))
         with closing(self.open({chunk.chunk_id: len(chunk.token_ids)})[chunk.chunk_id]) as stored:
-            for layer, (k_HTD, v_HTD) in enumerate(zip(segment.k_LKTD, segment.v_LKTD, strict=True)):
-                stored.read_layer(layer, k_HTD, v_HTD)
+            stored.read_layers(range(len(segment.k_LKTD)), segment.k_LKTD, segment.v_LKTD)
         segment.length = len(chunk.token_ids)
         return segment
 

@@ -29,9 +29,11 @@ class BatchEngine:
             HostKv(case.shape, case.chunk_len, case.device),
             resident_bytes=3 * max_batch * case.prompt_len * case.shape.kv_bytes_per_token,
             max_step_tokens=max(2048, max_batch * case.question),
+            loader_threads=1,  # nothing is read: all that a thread does is to order copies
         )
-        for _ in range(2):
-            self.ttft_s(max_batch, transfer=False)
+        for transfer in (True, True, False, False):  # the pool is full then: its memory is used again
+            self.ttft_s(max_batch, transfer)
+        self.loaded_tokens = 0
 
     def ttft_s(self, batch: int, transfer: bool, context: int | None = None) -> float:
         """From the requests' arrival until all have their first token. ``context``: other than the case's.

@@ -18,7 +18,6 @@ from load_tests.engine.ours import Ours
 from load_tests.engine.quoting import Quoted, Quoting
 from load_tests.engine.sharing import Crowd, CrowdEngine
 from load_tests.engine.stock import Stock
-from load_tests.kv_store.stored_ttft import Contexts, measure_stored_ttft
 from shared.generation.modes import ReuseMode
 from shared.measuring.case import Case
 from shared.measuring.rates import Rates
@@ -246,6 +245,9 @@ def compare_chains(case: Case, num_documents: int, runs: Runs) -> Iterator[Measu
 
 def compare_disk(case: Case, runs: Runs) -> Measurement:
     """Chunks' KV in files in the page cache, against the same chunks resident; from the request's arrival."""
+    # Needs what the services need; the other parts run where there is nothing but the engine's packages.
+    from load_tests.kv_store.stored_ttft import Contexts, measure_stored_ttft
+
     say(f"first token over {case.context} tokens on disk")
     contexts = Contexts(tuple(case.chunk_lens), case.prefix, case.question, count=2)
     with tempfile.TemporaryDirectory(prefix="kvquilt-engine-") as directory:

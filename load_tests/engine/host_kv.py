@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from shared.engine.kv.segment import copy_layer
+from shared.engine.kv.segment import copy_layers, interleaved
 from shared.engine.kv.source import NoSource, StoredSegment
 from shared.measuring.shapes import Shape
 
@@ -34,9 +34,11 @@ class _HostSegment:
     def when_begun(self, tell: Callable[[], None]) -> None:
         tell()
 
-    def read_layer(self, layer: int, k_out_KTD: torch.Tensor, v_out_KTD: torch.Tensor) -> None:
-        k_KTD, v_KTD = self._kv_L2KTD[layer, :, :, : k_out_KTD.shape[1]]
-        copy_layer((k_KTD, v_KTD), (k_out_KTD, v_out_KTD))
+    def read_layers(
+        self, layers: range, k_out_LKTD: Sequence[torch.Tensor], v_out_LKTD: Sequence[torch.Tensor]
+    ) -> None:
+        kv_L2KTD = self._kv_L2KTD[layers.start : layers.stop, :, :, : k_out_LKTD[0].shape[1]]
+        copy_layers(kv_L2KTD.flatten(0, 1).unbind(), interleaved(k_out_LKTD, v_out_LKTD))
 
     def close(self) -> None:
         pass

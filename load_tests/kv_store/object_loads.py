@@ -51,8 +51,12 @@ def measure_object_loads(
     the first is measured in turn with the last, so that whatever else the machine does meets both, and apart
     from the others, whose files the system may be still writing afterwards. All have got as many chunks of a
     few tokens just before, for a generator starts its threads and connects once, not for every request.
+
+    A server that is started here shares the machine's processors with those who read from it. So the first
+    way is measured once more with the server on one of them and its readers on the others, as if it had a
+    machine of its own.
     """
-    with _server(directory, endpoint) as address:
+    with _server(directory, endpoint) as (address, server):
         objects = ObjectBlobs(ObjectSettings(address, bucket=_BUCKET, secure=False))
         sizes = _stored(objects, directory, shape, 200)
         small_shape = replace(shape, tokens=min(shape.tokens, _FEW_TOKENS))
@@ -76,6 +80,10 @@ def measure_object_loads(
             compare("load_29mb_object_store_copied", partial(served_s, 1)),
             compare("scrub_29mb_object_store", lambda: _together_s(verify, small, sizes)),
         ]
+        if server is not None and len(os.sched_getaffinity(0)) > 1:
+            with _apart(server):
+                served = partial(served_s, FetchConfig().copy_from_miss)
+                measurements.append(compare("load_29mb_object_store_apart", served))
         for chunk_id in (*small, *sizes):
             objects.delete(blob_of(chunk_id))
     return measurements
@@ -154,12 +162,25 @@ def _together_s(get: Callable[[str], object], before: Iterable[str], chunk_ids: 
 
 
 @contextmanager
-def _server(directory: Path, endpoint: str) -> Iterator[str]:
+def _server(directory: Path, endpoint: str) -> Iterator[tuple[str, S3Server | None]]:
+    """Its address, and the server if it was started here."""
     if endpoint:
-        yield endpoint
+        yield endpoint, None
         return
     with (
         closing(S3Server(directory / "s3")) as server,
         mock.patch.dict(os.environ, server.environment),
     ):
-        yield server.endpoint
+        yield server.endpoint, server
+
+
+@contextmanager
+def _apart(server: S3Server) -> Iterator[None]:
+    """The server on one processor, whatever this thread begins on the others."""
+    own = os.sched_getaffinity(0)
+    server.run_on({min(own)})
+    os.sched_setaffinity(0, own - {min(own)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)

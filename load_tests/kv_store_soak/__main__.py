@@ -27,9 +27,9 @@ from unittest import mock
 
 import grpc
 
-from load_tests.benchmark import new_parser, option
+from load_tests.benchmark import Violation, new_parser, option
 from load_tests.kv_store_soak.agent import node_in
-from load_tests.kv_store_soak.clients import SoakClient, Violation
+from load_tests.kv_store_soak.clients import SoakClient
 from load_tests.servers.s3 import S3Server
 from shared.clients.grpc_transport import CHANNEL_OPTIONS
 from shared.clients.kv_node import AgentClient

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from load_tests.benchmark import Violation
 from load_tests.kv_store.stored_chunks import ChunkShape, random_chunk_id, write_random_chunk
 from shared.clients.kv_node import AgentClient
 from shared.errors import CorruptData, InternalError, KvquiltError, NotFound
@@ -20,10 +21,6 @@ from shared.request import RequestContext
 COLLECTION = "soak"
 _MOST_CHUNKS = 24
 _ABSENT = ""
-
-
-class Violation(AssertionError):
-    """The store broke a promise."""
 
 
 @dataclass(slots=True)

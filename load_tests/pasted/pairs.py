@@ -6,7 +6,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from load_tests.auth.__main__ import median_of
+from shared.measuring.paired import median_of
 from shared.measuring.report import Measurement, measured
 
 MS = 1000

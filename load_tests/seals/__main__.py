@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from load_tests.auth.__main__ import median_of
 from load_tests.benchmark import at_least, json_option, new_parser, option, printed
 from load_tests.kv_store.stored_ttft import MS, Contexts, stored_engine
 from shared.measuring.asking import timings_of
+from shared.measuring.paired import median_of
 from shared.measuring.report import Measurement, measured, write_report
 from shared.measuring.shapes import QWEN2_05B, Shape, build_model
 from shared.principals.config import AuthConfig

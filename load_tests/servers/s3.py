@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from minio import Minio
 from minio.error import MinioException
 
 from cluster.local.launcher import free_port
+from cluster.local.processes import session_members
 from load_tests.servers.programs import build_go_program, cached, locked, run_once
 
 MINIO_MODULE = "github.com/minio/minio"
@@ -103,6 +105,13 @@ class S3Server:
             self._guard = None
 
     close = stop
+
+    def run_on(self, processors: Iterable[int]) -> None:
+        """Until it is started again, it has these processors of the machine and no others."""
+        assert self._guard is not None
+        for pid in session_members(self._guard.pid):
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), processors)
 
     def _wait(self, log_path: Path) -> None:
         deadline_s = time.monotonic() + _START_TIMEOUT_S

@@ -3,6 +3,7 @@ happens."""
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import signal
 import tempfile
@@ -14,10 +15,12 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
+from cluster.cli.sources import find_sources
 from cluster.cli.startup import start_progress
 from cluster.local import launcher
-from cluster.local.demo_session import demo_config
+from cluster.local.demo_session import demo_config, ingest_sources
 from cluster.local.state import StackState
+from cluster.paths import DEMO_ASSETS
 from shared.errors import KvquiltError
 
 
@@ -45,6 +48,15 @@ def demo_cluster(shape: str | None, console: Console, **settings: Any) -> Iterat
             yield state
         finally:
             _remove(scratch, console)
+
+
+@contextmanager
+def demo_towns(console: Console, collection: str, **settings: Any) -> Iterator[StackState]:
+    """As ``demo_cluster`` of the demo model, with the demo's towns in ``collection``."""
+    with demo_cluster(None, console, **settings) as state:
+        sources = find_sources([DEMO_ASSETS / "documents" / "towns"])
+        asyncio.run(ingest_sources(console, state.target, collection, sources.files))
+        yield state
 
 
 def _remove(scratch: Path, console: Console) -> None:

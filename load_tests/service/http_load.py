@@ -54,6 +54,7 @@ class HttpLoad:
             "tenant": context.tenant,
             "deadline_ms": int(context.remaining_s * MS),
             "top_k": plan.k or None,
+            "ignore_eos": plan.ignore_eos,
         }
         return {
             "model": self._model,

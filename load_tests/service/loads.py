@@ -118,7 +118,7 @@ class TokenLoad:
 @dataclass(frozen=True, slots=True)
 class QuestionPlan:
     """``k`` 0: the service's default. ``num_generated`` 0: likewise. ``zipf``: how unequally often questions
-    are asked."""
+    are asked. ``ignore_eos``: answers are as long as they may be."""
 
     collection: str
     questions: tuple[str, ...]
@@ -127,6 +127,7 @@ class QuestionPlan:
     num_generated: int = 0
     zipf: float = 1.0
     seed: int = 0
+    ignore_eos: bool = False
 
 
 class QuestionLoad:
@@ -147,7 +148,7 @@ class QuestionLoad:
             self.plan.collection,
             tuple(self.questions(number)),
             Reuse(reuse),
-            SamplingParams(max_tokens=self.plan.num_generated or None),
+            SamplingParams(max_tokens=self.plan.num_generated or None, ignore_eos=self.plan.ignore_eos),
             RetrievalOptions(k=self.plan.k),
         )
         return await reply_of(self._client.answer(self.new_context(), inquiry), on_token)

@@ -20,7 +20,7 @@ async def one_by_one(ask: Ask, numbers: Sequence[int]) -> list[Sample]:
     Raises:
         KvquiltError: one failed; without load that is not to be expected.
     """
-    return [await _timed(ask, number) for number in numbers]
+    return [await timed(ask, number) for number in numbers]
 
 
 async def added_per_token_ms(ask: Ask, numbers: Sequence[int]) -> float:
@@ -32,7 +32,7 @@ async def added_per_token_ms(ask: Ask, numbers: Sequence[int]) -> float:
     """
     loop = asyncio.get_running_loop()
     started_s = loop.time()
-    samples = await asyncio.gather(*(_timed(ask, number) for number in numbers))
+    samples = await asyncio.gather(*(timed(ask, number) for number in numbers))
     wall_ms = (loop.time() - started_s) * MS
     replies = [sample.reply for sample in samples if sample.reply is not None]
     num_tokens = sum(reply.usage.generated_tokens for reply in replies)
@@ -48,12 +48,12 @@ async def both_ways(grpc: Ask, http: Ask, numbers: Sequence[int]) -> list[tuple[
     pairs = []
     for turn, number in enumerate(numbers):
         first, second = (http, grpc) if turn % 2 else (grpc, http)
-        one, other = await _timed(first, number), await _timed(second, number)
+        one, other = await timed(first, number), await timed(second, number)
         pairs.append((other, one) if turn % 2 else (one, other))
     return pairs
 
 
-async def _timed(ask: Ask, number: int) -> Sample:
+async def timed(ask: Ask, number: int) -> Sample:
     loop = asyncio.get_running_loop()
     now_s = loop.time()
     flight = Sample(number, now_s, now_s)

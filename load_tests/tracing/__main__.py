@@ -18,11 +18,8 @@ from collections.abc import AsyncGenerator, Sequence
 
 from rich.console import Console
 
-from cluster.cli.sources import find_sources
-from cluster.local.demo_session import ingest_sources
-from cluster.paths import DEMO_ASSETS
 from load_tests.benchmark import at_least, exit_code, json_option, new_parser, option, printed, say
-from load_tests.service.demo_cluster import demo_cluster
+from load_tests.service.demo_cluster import demo_towns
 from load_tests.tracing.pairs import Pair, ask_in_pairs, findings
 from shared.answer import AnswerEvent, Inquiry
 from shared.clients.doors import rag_client
@@ -58,9 +55,7 @@ def _measure(args: argparse.Namespace) -> None:
     else:
         console = Console(stderr=True, highlight=False)
         tracing = {"tracing": {"endpoint": args.endpoint, "sample": 0.0}} if args.endpoint else {}
-        with demo_cluster(None, console, **tracing) as state:
-            sources = find_sources([DEMO_ASSETS / "documents" / "towns"])
-            asyncio.run(ingest_sources(console, state.target, COLLECTION, sources.files))
+        with demo_towns(console, COLLECTION, **tracing) as state:
             pairs = asyncio.run(_pairs(args, state.target))
     measurements = printed(findings(pairs))
     if args.json:

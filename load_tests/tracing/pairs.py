@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-import numpy as np
-
 from shared.answer import AnswerEvent
 from shared.generation.told import TokenEvent
-from shared.measuring.paired import Interval
+from shared.measuring.paired import median_of
 from shared.measuring.report import Measurement, measured
 
 MS = 1000
@@ -55,15 +54,6 @@ async def _timed(answer: AsyncGenerator[AnswerEvent, None]) -> Times:
     return Times(first, time.perf_counter() - began)
 
 
-def added(quiet: Sequence[float], traced: Sequence[float], num_samples: int = 9999) -> Interval:
-    """The median over pairs of what tracing added, with its 95 % interval (bootstrap over pairs)."""
-    differences = np.array(traced) - np.array(quiet)
-    shape = (num_samples, len(differences))
-    picks = np.random.Generator(np.random.Philox(0)).integers(0, len(differences), shape)
-    low, high = np.percentile(np.median(differences[picks], axis=1), [2.5, 97.5])
-    return Interval(float(np.median(differences)), float(low), float(high))
-
-
 def findings(pairs: Sequence[Pair]) -> Iterator[Measurement]:
     """A row of times and two of what was added, in milliseconds and in percent of the median without it, for
     the first token and for the whole answer."""
@@ -71,7 +61,8 @@ def findings(pairs: Sequence[Pair]) -> Iterator[Measurement]:
         quiet: list[float] = [getattr(pair.quiet, field) * MS for pair in pairs]
         traced: list[float] = [getattr(pair.traced, field) * MS for pair in pairs]
         yield measured(f"{name}, traced, p50", traced, "ms", baseline=quiet)
-        more, percent = added(quiet, traced), 100 / float(np.median(quiet))
+        more = median_of([one - other for one, other in zip(traced, quiet, strict=True)])
+        percent = 100 / statistics.median(quiet)
         for what, unit, times in (("time added", "ms", 1.0), ("added", "%", percent)):
             yield Measurement(
                 f"{name}, {what} by tracing",

@@ -80,7 +80,14 @@ class Gateway(GatewayHandlers):
         answering = Metered(turns, self.metrics)
         kept, ingestion = None, IngestClient(transports["ingestion"])
         if fetcher is not None:
-            kept = kept_by(fetcher, ingestion, retrieval, self.door, config.rrf_constant)
+            kept = kept_by(
+                fetcher,
+                ingestion,
+                retrieval,
+                self.door,
+                config.rrf_constant,
+                responses=config.responses,
+            )
         gathered = partial(gather, metrics_directory())
         self._http = http_app(
             answering,
@@ -96,6 +103,7 @@ class Gateway(GatewayHandlers):
             tools=ToolSources(retrieval, ingestion),
             state=self.state,
             tiers=None if fetcher is None else fetcher.stats,
+            rate=feedback.rate,
         )
         super().__init__(
             answering, health, config.status_timeout_s, config.addresses, feedback, shadow, fetcher

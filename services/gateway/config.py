@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 
 from shared.answer import Refusal
@@ -57,6 +58,54 @@ class HttpConfig:
 
     def __post_init__(self) -> None:
         check_least(self, 1, "max_body_bytes", "max_upload_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesConfig:
+    """Answers of `/v1/responses` that are kept, so that others go on from them (docs/http.md).
+
+    store: whether one is kept whose request does not say.
+    kept_s: seconds after which one is gone.
+    most_bytes: of a tenant's; the oldest go first. 0: none are kept.
+    """
+
+    store: bool = False
+    kept_s: float = 30 * 86_400.0
+    most_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        check_above_zero(self, "kept_s")
+        check_least(self, 0, "most_bytes")
+
+
+class FollowUpSearch(enum.StrEnum):
+    """REWRITE: by the question as the served model writes it to stand alone; JOINED: by it and what the user
+    said before; LAST: by the question as it is."""
+
+    REWRITE = "rewrite"
+    JOINED = "joined"
+    LAST = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class FollowUpsConfig:
+    """What is searched by where a question follows others (docs/http.md).
+
+    search: `rewrite`, `joined` or `last`.
+    most_turns: of the conversation, the last ones, that the question is written anew by or joined with.
+    max_tokens: of a question that is written anew.
+    timeout_s: seconds that this may take, and half of what is left until the deadline; then the question is
+    searched by as it is.
+    """
+
+    search: FollowUpSearch = FollowUpSearch.JOINED
+    most_turns: int = 6
+    max_tokens: int = 48
+    timeout_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "most_turns", "max_tokens")
+        check_above_zero(self, "timeout_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +193,8 @@ class GatewayConfig:
     reuse: where the request names none.
     refusal: of questions that the documents hold too little evidence for.
     http: of the requests of OpenAI's clients (docs/http.md).
+    responses: those that are kept (docs/http.md).
+    follow_ups: what is searched by where a question follows others (docs/http.md).
     pasted: text in messages that becomes their context (docs/pasted-text.md).
     feedback: what users say of answers (docs/gate.md).
     shadow: whether answers by the model's verdict still agree with the reference's (docs/gate.md).
@@ -171,6 +222,8 @@ class GatewayConfig:
     reuse: AskedMode = ReuseMode.REORDERED
     refusal: RefusalConfig = field(default_factory=RefusalConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
+    responses: ResponsesConfig = field(default_factory=ResponsesConfig)
+    follow_ups: FollowUpsConfig = field(default_factory=FollowUpsConfig)
     pasted: PastedConfig = field(default_factory=PastedConfig)
     feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
     shadow: ShadowConfig = field(default_factory=ShadowConfig)

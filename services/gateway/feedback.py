@@ -21,8 +21,9 @@ from pathlib import Path
 from services.gateway.config import FeedbackConfig
 from shared.errors import FailedPrecondition, InvalidRequest, NotFound, StorageFull
 from shared.feedback import Feedback, RatedAnswer, Rating
-from shared.private_files import make_private_directory, open_private
+from shared.private_files import FILE_MODE, make_private_directory, open_private
 from shared.search import SearchHit
+from shared.whole_files import replacing, sync_directory
 
 _SLACK = 1.25  # times the most ratings: files are cut when they have become so long
 _MOST_TEXT = 4096  # characters of an answer that are kept
@@ -156,7 +157,7 @@ class FeedbackKeeper:
                     file.flush()
                     os.fsync(file.fileno())
                 if not size:
-                    _sync_directory(path.parent)
+                    sync_directory(path.parent)
                 num_lines += 1
             self._counts[tenant] = path.stat().st_size, num_lines
 
@@ -196,21 +197,8 @@ def _line(rated: RatedAnswer) -> bytes:
 
 
 def _replace(path: Path, lines: Sequence[bytes]) -> None:
-    beside = path.with_name(f".{path.name}.new")
-    with open(beside, "wb", opener=open_private) as file:
+    with replacing(path, FILE_MODE) as file:
         file.writelines(lines)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    number = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 @contextmanager

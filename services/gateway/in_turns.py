@@ -28,7 +28,9 @@ class InTurns:
         weight = self._door.weight(ctx.principal)
         async with AsyncExitStack() as held:
             async with ctx.until_deadline("waiting for its turn"):
-                await held.enter_async_context(self._turns.turn(ctx.tenant, ctx.deadline_s, weight))
+                await held.enter_async_context(
+                    self._turns.turn(ctx.tenant, ctx.deadline_s, weight, ctx.priority)
+                )
             answered = charged(self._door, ctx, self._pipeline.answer(ctx, inquiry), _tokens_of)
             events = await held.enter_async_context(aclosing(answered))
             async for event in events:

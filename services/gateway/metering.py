@@ -60,6 +60,8 @@ class _Question:
         match event:
             case Retrieved():
                 self._metrics.observe(table.RETRIEVE_SECONDS, self._since())
+                if event.follow_up:
+                    self._metrics.add(table.FOLLOW_UPS, searched=event.follow_up.value)
             case TokenEvent():
                 if self._first_s is None:
                     self._first_s = self._since()

@@ -4,11 +4,14 @@
                   [AnswerUsage] [AnswerDone] describe ──┘ (meanwhile)
                               └► prefetch of the chunks' KV (told, not waited for)
 
-A question that brings its documents along is asked over these, and nothing is searched. Questions without
+A question that brings its documents along is asked over these, and nothing is searched; one that follows
+others may be searched by in other words (``follow_ups``). Questions without
 evidence are answered by the configured text, if that is asked for; the generator is not told of them
 (``refusal``).
 
 A stream that ends without ``AnswerDone`` is not an answer, so every way out but that one raises.
+
+Longer than other modules: the stages of a request are read in their order.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from functools import partial
 from services.gateway import tracing
 from services.gateway.config import GatewayConfig
 from services.gateway.feedback import FeedbackKeeper, GivenAnswer
+from services.gateway.follow_ups import AS_ASKED, FollowUps, SearchedBy
 from services.gateway.fusion import fuse
 from services.gateway.handed import check_source, handed
 from services.gateway.made_for import check_served, under_others
@@ -33,7 +37,7 @@ from services.gateway.ports import GeneratorPort, Retriever
 from services.gateway.prefetch import Prefetching
 from services.gateway.reference import AnsweredOrder
 from services.gateway.refusal import refusals, renumbered
-from services.gateway.regeneration import generate_with_retry
+from services.gateway.regeneration import generate_or_alone
 from services.gateway.shadow import Shadow
 from services.gateway.sourced import Sourced
 from services.gateway.together import both
@@ -70,6 +74,7 @@ class _Found:
     search_s: float
     reuses: bool = True
     note: str = ""
+    searched: SearchedBy = AS_ASKED
 
 
 class Pipeline:
@@ -92,6 +97,7 @@ class Pipeline:
         self._feedback = feedback
         self._shadow = shadow
         self._clock = clock
+        self._follow_ups = FollowUps(config.follow_ups, generator)
         self._recognising = recognising or Recognising(config.pasted, None)
 
     def answer(self, ctx: RequestContext, inquiry: Inquiry) -> AsyncGenerator[AnswerEvent, None]:
@@ -143,11 +149,11 @@ class Pipeline:
                             "first_token_s": first_token_s,
                             "total_s": self._since(arrived),
                         }
-                        notes = (event.usage.note, *found.refused.values(), found.note)
+                        notes = (event.usage.note, *found.refused.values(), found.note, found.searched.note)
                         note = "; ".join(filter(None, notes))
                         trace.answered(event.usage, first_token_s, said)
                         yield AnswerUsage(
-                            dataclasses.replace(event.usage, note=note),
+                            dataclasses.replace(found.searched.charged(event.usage), note=note),
                             dataclasses.replace(event.timings, **measured),
                         )
                         self._remember(ctx, inquiry, retrieved, said, event.usage)
@@ -215,9 +221,10 @@ class Pipeline:
         began = self._clock()
 
         async def search() -> _Found:
-            retrieved, refused = await patiently(ctx, "searching", lambda: self._search(ctx, inquiry))
+            by = await self._follow_ups.searched_by(ctx, inquiry)
+            retrieved, refused = await patiently(ctx, "searching", lambda: self._search(ctx, inquiry, by))
             reuses = len(refused) < len(inquiry.questions) and may_reuse(self._mode(inquiry))
-            return _Found(retrieved, refused, self._since(began), reuses)
+            return _Found(retrieved, refused, self._since(began), reuses, searched=by)
 
         found, model = await both(
             search(),
@@ -236,24 +243,26 @@ class Pipeline:
             )
         return found
 
-    async def _search(self, ctx: RequestContext, inquiry: Inquiry) -> tuple[Retrieved, dict[int, str]]:
+    async def _search(
+        self, ctx: RequestContext, inquiry: Inquiry, by: SearchedBy
+    ) -> tuple[Retrieved, dict[int, str]]:
         """Also the questions to refuse, with the reason."""
         options = inquiry.retrieval
         k = options.k or self._config.k
         with span(ctx, tracing.RETRIEVING, tracing.searched_of(inquiry, k)) as stage:
             result = await self._retriever.search(
-                stage.ctx, inquiry.collection, inquiry.questions, k, options.mode, options.filters
+                stage.ctx, inquiry.collection, by.queries, k, options.mode, options.filters
             )
             refused = await asyncio.to_thread(  # questions may be long
-                refusals, inquiry.refusal, self._config.refusal, inquiry.questions, result.rankings
+                refusals, inquiry.refusal, self._config.refusal, by.queries, result.rankings
             )
             hits = self._config.order.arrange(fuse(result.rankings, k, self._config.rrf_constant))
-            tracing.found_by(stage, inquiry, hits)
+            tracing.found_by(stage, by.queries, hits)
         answering = len(refused) < len(inquiry.questions)
         reuses = answering and may_reuse(self._mode(inquiry))
         if reuses and not inquiry.without_prefix:  # their KV without it is another
             self._prefetching.begin(ctx, [hit.chunk.chunk_id for hit in hits])
-        return Retrieved(hits, result.mode), refused
+        return Retrieved(hits, result.mode, by.queries, by.follow_up), refused
 
     async def _generate(
         self, ctx: RequestContext, inquiry: Inquiry, found: _Found
@@ -264,7 +273,7 @@ class Pipeline:
             yield DoneEvent(Usage(0, 0, 0, 0), Timings())
             return
         order = self._order(inquiry, found.retrieved, tuple(inquiry.questions[i] for i in asked))
-        async with aclosing(generate_with_retry(lambda: self._generator.generate(ctx, order), ctx)) as events:
+        async with aclosing(generate_or_alone(partial(self._generator.generate, ctx), order, ctx)) as events:
             async for event in events:
                 yield renumbered(event, asked)
 

@@ -44,17 +44,7 @@ class TextEmbedder(Protocol):
     ) -> EmbeddedTexts: ...
 
 
-class GeneratorPort(Protocol):
-    async def describe(self, ctx: RequestContext) -> ModelDescription: ...
-
-    async def suspend(self, ctx: RequestContext, verdict: str, reason: str) -> bool:
-        """Mode ``auto`` no longer obeys ``verdict``; returns whether that outlives the generator.
-
-        Raises:
-            NotFound: it has no such verdict.
-        """
-        ...
-
+class Generating(Protocol):
     def generate(self, ctx: RequestContext, order: GenerationOrder) -> AsyncGenerator[GenerationEvent, None]:
         """Tokens and finished branches, then one ``DoneEvent``. Closing the generator stops the
         branches.
@@ -62,6 +52,18 @@ class GeneratorPort(Protocol):
         Raises:
             ContextTooLong: prompt and answer do not fit the model.
             Unavailable: the generator died; what came is not the whole.
+        """
+        ...
+
+
+class GeneratorPort(Generating, Protocol):
+    async def describe(self, ctx: RequestContext) -> ModelDescription: ...
+
+    async def suspend(self, ctx: RequestContext, verdict: str, reason: str) -> bool:
+        """Mode ``auto`` no longer obeys ``verdict``; returns whether that outlives the generator.
+
+        Raises:
+            NotFound: it has no such verdict.
         """
         ...
 

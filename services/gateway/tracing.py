@@ -35,11 +35,11 @@ def searched_of(inquiry: Inquiry, k: int) -> Attributes:
     }
 
 
-def found_by(stage: StageSpan, inquiry: Inquiry, hits: Sequence[SearchHit]) -> None:
+def found_by(stage: StageSpan, queries: Sequence[str], hits: Sequence[SearchHit]) -> None:
     stage.set({names.NUM_CHUNKS: len(hits)})
     if stage.with_content:
         documents = [{"id": hit.document_id, "score": hit.score} for hit in hits]
-        asked = "\n".join(inquiry.questions)
+        asked = "\n".join(queries)
         stage.set({names.QUERY_TEXT: asked, names.RETRIEVED_DOCUMENTS: json.dumps(documents)})
 
 

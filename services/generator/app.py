@@ -75,6 +75,10 @@ class GenerationApp(GenerationServicer):
             replica_id = serve.get_replica_context().replica_tag
             self._telling = loop.create_task(self._tell(replica_id, node_id, self._loaded))
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Asked by Serve where replicas come and go."""
+        return self._loaded.signals() if isinstance(self._loaded, Generator) else {}
+
     async def _tell(self, replica_id: str, node_id: str, generator: Generator) -> None:
         notices = NoticeCalls()
         teller = generator.teller(replica_id, partial(notices.tell, node_id))

@@ -18,6 +18,7 @@ from shared.limits import RequestLimits
 from shared.principals.config import AuthConfig
 from shared.prompt_config import PromptConfig
 from shared.routing.settings import RoutingSettings
+from shared.scaling import ScalingConfig
 from shared.sharing import SharingScopes
 from shared.verdict import VERDICT_FILE
 
@@ -70,10 +71,9 @@ class GeneratorConfig:
     in from `ingestion.kv_context`. ``routing``: which replica a question goes to, the one with the shorter
     queue of two (`queue`), the one where its chunks cost least (`chunks`, docs/routing.md), or, to compare
     with, that of its heaviest chunk's hash unless it has more than its share (`rendezvous`). ``router``: how
-    `chunks` decides.
-    ``verdict``: the file that ``auto`` goes by, as `kvquilt gate` writes
-    it; empty:
-    ``quilt.verdict.json`` in the model's directory, if it is there (docs/recompute.md). ``prompt``,
+    `chunks` decides. ``scaling``: when autoscaling wants more replicas (docs/operations.md).
+    ``verdict``: the file that ``auto`` goes by, as `kvquilt gate` writes it; empty: ``quilt.verdict.json`` in
+    the model's directory, if it is there (docs/recompute.md). ``prompt``,
     ``limits``, ``auth``, ``sharing_scopes``: filled in from what is shared.
     """
 
@@ -92,6 +92,7 @@ class GeneratorConfig:
     kv_context: KvContext = KvContext.DOCUMENT
     routing: Literal["queue", "chunks", "rendezvous"] = "queue"
     router: RoutingSettings = field(default_factory=RoutingSettings)
+    scaling: ScalingConfig = field(default_factory=ScalingConfig)
     verdict: str = ""
     forget_deleted_s: float = 60.0
     selector: SelectionConfig = field(default_factory=SelectionConfig)

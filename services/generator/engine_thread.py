@@ -83,6 +83,7 @@ class EngineThread:
             deadline_s=ctx.deadline_s,
             traceparent=ctx.traceparent if is_traced(ctx) else "",
             tenant=ctx.tenant,
+            priority=ctx.priority,
         )
         events: asyncio.Queue[Event] = asyncio.Queue()
         loop = asyncio.get_running_loop()

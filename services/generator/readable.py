@@ -44,7 +44,10 @@ class ReadableParents:
         hidden = set(named).difference(await self._store.readable(ctx, list(named)) if named else ())
         for i, chunk in enumerate(asked.chunks):
             if chunk.parent_id in hidden:
-                raise NotFound(f"chunks[{i}].parent_id: no document that you may read has such a chunk")
+                raise NotFound(
+                    f"chunks[{i}].parent_id: no document that you may read has such a chunk; send what "
+                    "stands in front of it as its context, or leave it out"
+                )
 
     async def told(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> frozenset[str]:
         """Those of which the caller may know that their KV was there."""

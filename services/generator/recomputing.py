@@ -20,6 +20,7 @@ from shared.engine.kv.source import ComputedChunk, SegmentSource, StoredSegment
 from shared.errors import KvquiltError, NotFound
 from shared.generation.asked import Chunk
 from shared.generation.described import RecomputedChunk
+from shared.identity import TokenIds
 
 TOLERANCES = {"float32": 0.02, "bfloat16": 0.2, "float16": 0.1, "int8": 0.25, "int4": 0.6}
 """Largest distance of a token's stored keys, or values, of one layer from those computed now, over the length
@@ -45,8 +46,8 @@ class Comparing:
     ) -> None:
         self._source.as_stored(k_LHTD, v_LHTD, saved)
 
-    def chain(self, chunk: Chunk, tenant: str) -> Sequence[Chunk] | None:
-        return self._source.chain(chunk, tenant)
+    def chain(self, chunk: Chunk, tenant: str, prefix_ids: TokenIds) -> Sequence[Chunk] | None:
+        return self._source.chain(chunk, tenant, prefix_ids)
 
     def prefetch(self, chunk_ids: Sequence[str], tenant: str = "") -> None:
         self._source.prefetch(chunk_ids, tenant)
@@ -86,7 +87,7 @@ class Comparing:
         for layer, kv_KTD in enumerate(zip(computed.segment.k_LKTD, computed.segment.v_LKTD, strict=True)):
             now_KTD = [x_KTD[:, :length].contiguous() for x_KTD in kv_KTD]
             then_KTD = [torch.empty_like(x_KTD) for x_KTD in now_KTD]
-            stored.read_layer(layer, *then_KTD)
+            stored.read_layers(range(layer, layer + 1), *([x_KTD] for x_KTD in then_KTD))
             for now, then in zip(now_KTD, then_KTD, strict=True):
                 largest = max(largest, deviation(now, then))
         return largest

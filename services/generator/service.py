@@ -41,6 +41,7 @@ from shared.metrics.recorder import MetricReading, Metrics
 from shared.metrics.table import PREFILLED_CHUNKS
 from shared.prompt import PromptTokenizer
 from shared.request import DEFAULT_TENANT, RequestContext
+from shared.scaling import ReplicaPressure
 from shared.sharing import SharingScopes
 from shared.streams import cancelled
 from shared.tracing.names import NUM_CHUNKS, NUM_TOKENS, REUSE
@@ -87,7 +88,7 @@ class Generator:
         self._choosing = Choosing(selector, config.selector, self._reader) if selector is not None else None
         self._engine = engine
         self._thread = EngineThread(engine)
-        self._teller: ResidencyTeller | None = None
+        self._pressure = ReplicaPressure()
         # one: tokenizers are not for several threads, and long texts are not for the event loop
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         # not that one either: a schema may take seconds
@@ -204,8 +205,8 @@ class Generator:
                             event = end_of(
                                 event, plan.request.chunks, plan.reusing, decision, plan.order.route
                             )
-                            if self._teller is not None:
-                                self._teller.answered(event.timings.prefill_s)
+                            self._pressure.worked(event.timings.prefill_s)
+                            self._pressure.answered(event.timings.first_token_s)
                         followed.on(event)
                         if isinstance(event, DoneEvent):
                             event = await self._parents.counted(ctx, event)
@@ -256,8 +257,14 @@ class Generator:
     def teller(self, replica_id: str, send: Callable[[Notice], Awaitable[bool]]) -> ResidencyTeller:
         """Makes what tells routers of this replica; see there."""
         epoch, bytes_per_token = time.time_ns() // 10**6, self.model.spec.kv_bytes_per_token
-        self._teller = ResidencyTeller(replica_id, epoch, self._engine.stats, bytes_per_token, send)
-        return self._teller
+        return ResidencyTeller(
+            replica_id, epoch, self._engine.stats, bytes_per_token, lambda: self._pressure.work_ms, send
+        )
+
+    def signals(self) -> dict[str, float]:
+        """For autoscaling (``shared.scaling``), since they were asked for last."""
+        stats = self._engine.stats()
+        return self._pressure.signals(stats.waiting, stats.running / self.config.engine.max_running_branches)
 
     def resident_chunk_ids(self) -> Sequence[str]:
         return self._engine.stats().resident_chunk_ids

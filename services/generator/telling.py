@@ -20,14 +20,13 @@ from shared.routing.reports import MOST_HELD, LaneName, plain, plain_load
 
 log = logging.getLogger(__name__)
 
-_KEPT = 0.9
 Notice = dict[str, object]
 
 
 class ResidencyTeller:
-    """``stats``: the engine's; ``bytes_per_token``: of its KV. ``send``: brings a notice to the agent and
-    returns whether it follows what was told there before; raises ``Unavailable``. ``epoch``: see
-    ``HeldJournal``."""
+    """``stats``: the engine's; ``bytes_per_token``: of its KV. ``work_ms``: for how long a request keeps
+    others waiting, lately. ``send``: brings a notice to the agent and returns whether it follows what was
+    told there before; raises ``Unavailable``. ``epoch``: see ``HeldJournal``."""
 
     def __init__(
         self,
@@ -35,17 +34,14 @@ class ResidencyTeller:
         epoch: int,
         stats: Callable[[], EngineStats],
         bytes_per_token: int,
+        work_ms: Callable[[], float],
         send: Callable[[Notice], Awaitable[bool]],
     ) -> None:
         self._journal = HeldJournal(LaneName(replica_id, Tier.RESIDENT), epoch)
         self._stats, self._bytes_per_token, self._send = stats, bytes_per_token, send
+        self._work_ms = work_ms
         self._names = ComparedNames(self._journal)
         self._whole = True  # what was told last may not have arrived
-        self._request_ms = 0.0
-
-    def answered(self, prefill_s: float) -> None:
-        """A request held the engine up for so long before its first token."""
-        self._request_ms = _KEPT * self._request_ms + (1 - _KEPT) * prefill_s * 1e3
 
     async def tell(self) -> None:
         """
@@ -80,7 +76,7 @@ class ResidencyTeller:
         """Says how busy it and its links are and, as far as it has seen any, how fast."""
         byte_ms = {tier: seconds * 1e3 for tier, seconds in stats.read_s.items() if tier in LINKS}
         loading = dict(_loading(stats.loading_bytes, byte_ms))
-        load = ReplicaLoad(stats.waiting * self._request_ms, busy_ms(loading.items()), stats.running)
+        load = ReplicaLoad(stats.waiting * self._work_ms(), busy_ms(loading.items()), stats.running)
         rates: dict[str, object] = {}
         if stats.compute_s is not None:
             rates["prefill_ms"] = stats.compute_s * 1e3

@@ -194,11 +194,18 @@ def context_tokens(config: IngestionConfig, prefix_len: int) -> int:
     """Most ids in front of a chunk behind a prefix of so many.
 
     Raises:
-        ConfigError: more than the model's positions leave.
+        ConfigError: more than the model's positions leave, or the chunk itself is.
     """
+    positions = num_positions(config.model)
+    room = positions - prefix_len - config.chunk_tokens
+    if room < 0:
+        raise ConfigError(
+            f"ingestion.chunk_tokens: a chunk of {config.chunk_tokens} tokens behind the prompt's prefix of "
+            f"{prefix_len} exceeds the model's {positions} positions; set it to {positions - prefix_len} at "
+            "most"
+        )
     if config.kv_context is KvContext.NONE:
         return 0
-    room = max(0, num_positions(config.model) - prefix_len - config.chunk_tokens)
     if config.kv_context_tokens > room:
         raise ConfigError(
             f"ingestion.kv_context_tokens: {config.kv_context_tokens} tokens and a chunk of "

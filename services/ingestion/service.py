@@ -228,7 +228,10 @@ class IngestionService:
 
         loop = asyncio.get_running_loop()
         try:
-            async with ctx.until_deadline("reading a document"), self._turns.turn(ctx.tenant):
+            async with (
+                ctx.until_deadline("reading a document"),
+                self._turns.turn(ctx.tenant, priority=ctx.priority),
+            ):
                 with span(ctx, "parse", {NUM_BYTES: len(source.content)}):
                     parsed = await loop.run_in_executor(self._parsing, recipe.parse, source, check)
         finally:

@@ -53,5 +53,9 @@ class SelectionApp(SelectionServicer):
             forgetting = Forgetting(self._loaded, front)
             self._forgetting = loop.create_task(forgetting.forever(config.forget_deleted_s))
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Asked by Serve where replicas come and go."""
+        return self._loaded.signals() if isinstance(self._loaded, SelectorService) else {}
+
 
 build = builder_of(SelectionApp, SelectorConfig)

@@ -12,6 +12,7 @@ from shared.engine_config import GIB
 from shared.limits import RequestLimits
 from shared.principals.config import AuthConfig
 from shared.prompt_config import PromptConfig
+from shared.scaling import ScalingConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class SelectorConfig:
     memory, too; 0: never.
     kv_store: the application that keeps auxiliary KV; empty: none, it is computed here and forgotten with the
     process.
+    scaling: when autoscaling wants more replicas.
     prompt: of the primary; filled in from the shared section, as limits and auth are.
     """
 
@@ -47,6 +49,7 @@ class SelectorConfig:
     max_waiting: int = 64
     forget_deleted_s: float = 60.0
     kv_store: str = "kv_store"
+    scaling: ScalingConfig = field(default_factory=ScalingConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
     limits: RequestLimits = field(default_factory=RequestLimits)
     auth: AuthConfig = field(default_factory=AuthConfig)

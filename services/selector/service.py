@@ -28,6 +28,7 @@ from shared.metrics import table
 from shared.metrics.recorder import MetricReading
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
+from shared.scaling import ReplicaPressure
 from shared.selection.auxiliary import Auxiliary
 from shared.selection.grouping import num_asked
 from shared.selection.selector import PairedChunk, Selection, Selector, is_open
@@ -56,7 +57,8 @@ class SelectorService:
         self._selector = Selector(auxiliary, SpanTokenizer(primary, config.primary))
         # A thread each: texts are tokenized while the model computes for somebody else.
         self._tokenizers = WorkerThread("tokenize", config.max_waiting)
-        self._model = WorkerThread("auxiliary", config.max_waiting)
+        self._pressure = ReplicaPressure()
+        self._model = WorkerThread("auxiliary", config.max_waiting, self._pressure.worked)
         self._chains = Chains(self._selector, primary.template.chunk, self._tokenizers, store)
         self.kv = AuxiliaryKv(
             auxiliary.scorer,
@@ -104,6 +106,7 @@ class SelectorService:
                     ],
                 )
         ended = time.monotonic()
+        self._pressure.answered(ended - began)
         timings = SelectionTimings(found.load_s, found.encode_s, ended - asked, ended - began)
         return tuple(_selected(selection, timings, found.num_isolated) for selection in selections)
 
@@ -152,6 +155,10 @@ class SelectorService:
             "written_chunks": str(counts.written),
             "waiting_requests": str(self._model.num_waiting),
         }
+
+    def signals(self) -> dict[str, float]:
+        """For autoscaling (``shared.scaling``), since they were asked for last."""
+        return self._pressure.signals(self._model.num_waiting)
 
     def readings(self) -> Iterator[MetricReading]:
         """For metrics, from any thread."""

@@ -6,6 +6,7 @@ import asyncio
 import enum
 import heapq
 import itertools
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -29,9 +30,12 @@ class WorkerThread:
     """Belongs to one event loop, which is never blocked. Whoever is cancelled while waiting costs the thread
     nothing; what has begun runs to its end, so calls are to be short."""
 
-    def __init__(self, name: str, max_waiting: int) -> None:
+    def __init__(
+        self, name: str, max_waiting: int, worked: Callable[[float], None] = lambda seconds: None
+    ) -> None:
+        """``worked``: is told, in the event loop, for how long each call kept the thread."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._max_waiting = max_waiting
+        self._max_waiting, self._worked = max_waiting, worked
         self._waiting: list[tuple[Turn, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
         self._busy = False
@@ -52,7 +56,7 @@ class WorkerThread:
         loop = asyncio.get_running_loop()
         try:
             ctx.check_deadline("waiting for the auxiliary model")
-            work = self._submit(call)
+            work = self._submit(lambda: self._timed(loop, call))
         except BaseException:
             self._next()
             raise
@@ -88,6 +92,13 @@ class WorkerThread:
             if not mine.cancelled():  # the turn came, but who waited is gone
                 self._next()
             raise
+
+    def _timed(self, loop: asyncio.AbstractEventLoop, call: Callable[[], ResultT]) -> ResultT:
+        began = time.perf_counter()
+        try:
+            return call()
+        finally:
+            call_on(loop, self._worked, time.perf_counter() - began)
 
     def _submit(self, call: Callable[[], ResultT]) -> Future[ResultT]:
         try:

@@ -23,8 +23,12 @@ from services.training.loop_settings import LoopSettings
 from services.training.trainee import HeldOutLoss, LessonT, LossTally, Trainee
 from services.training.workers import Alone, Workers
 from shared.errors import ConfigError
+from shared.whole_files import replacing
 
 CHECKPOINT, LOSSES = "checkpoint.pt", "losses.jsonl"
+_PER_PASS = "contexts_per_pass"
+"""May be another one when training goes on: memory may have run out in a way that ends the process."""
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "CUDA error: out of memory", "_ALLOC_FAILED")
 ResultT = TypeVar("ResultT")
 
 
@@ -98,7 +102,7 @@ class TrainingLoop(Generic[LessonT]):
         self._workers.add_up([_gradient(x) for x in self._parameters])
         loss, *together = self._added(loss, *self._of_all(self._together))
         self._together = round(min(together))
-        self._optimizer.step()
+        self._step()
         self.update += 1
         self.losses.append(loss)
         return loss
@@ -129,9 +133,8 @@ class TrainingLoop(Generic[LessonT]):
             "before": self.before and asdict(self.before),
             "best": self.best and (self.best.update, asdict(self.best.evaluation), self.best.state),
         }
-        written = self.out / f"{CHECKPOINT}.new"
-        torch.save(checkpoint, written)
-        written.replace(self.out / CHECKPOINT)
+        with replacing(self.out / CHECKPOINT) as file:
+            torch.save(checkpoint, file)
 
     def resume(self) -> bool:
         """Goes on from the checkpoint in ``out``, if there is one, and says so.
@@ -150,14 +153,16 @@ class TrainingLoop(Generic[LessonT]):
                 f"{path}: is no checkpoint of this training; remove it, or name another folder"
             ) from error
         for name, value in self._of().items():
-            if of.get(name) != value:
+            if of.get(name) != value and name != _PER_PASS:
                 raise ConfigError(
                     f"{path}: was made with {name} {of.get(name)!r}, not {value!r}; give the same, or name "
                     "another folder"
                 )
         self.trainee.load(state)
         self._optimizer.load_state_dict(saved["optimizer"])
-        self.update, self.losses, self._together = saved["update"], saved["losses"], saved["together"]
+        self.update, self.losses = saved["update"], saved["losses"]
+        if of.get(_PER_PASS) == self._of()[_PER_PASS]:
+            self._together = saved["together"]
         self.before = saved["before"] and HeldOutLoss(**saved["before"])
         if saved["best"]:
             update, evaluation, weights = saved["best"]
@@ -204,6 +209,22 @@ class TrainingLoop(Generic[LessonT]):
             sum(tally.num_alike for tally in tallies),
             sum(tally.num_tokens for tally in tallies),
         )
+
+    def _step(self) -> None:
+        """Which is the first to need the optimizer's own memory.
+
+        Raises:
+            ConfigError: there is too little; the checkpoint is that of before.
+        """
+        try:
+            self._optimizer.step()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise ConfigError(
+                "out of memory for the optimizer, which keeps two numbers for each trained one; give less "
+                "to train (such as a smaller rank), or a machine with more memory"
+            ) from error
 
     def _passes(self, lessons: Sequence[LessonT]) -> Iterator[Sequence[LessonT]]:
         for first in range(0, len(lessons), self._together):
@@ -259,5 +280,7 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """On a CPU torch says so by text alone."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "not enough memory" in str(error)
+    """On a CPU, and where a library of the GPU's asks for memory, torch says so by text alone."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
+        said in str(error) for said in _OUT_OF_MEMORY
+    )

@@ -24,6 +24,7 @@ from shared.engine.model.model import LoadedModel
 from shared.errors import ConfigError
 from shared.generation.modes import ReuseMode
 from shared.prompt import PromptTokenizer
+from shared.whole_files import replacing
 
 CHECKPOINT = "checkpoint.pt"
 
@@ -81,9 +82,8 @@ class Trainer:
             "step": self.step,
             "recipe": asdict(self.recipe),
         }
-        written = self.out / (CHECKPOINT + ".new")
-        torch.save(state, written)
-        written.replace(self.out / CHECKPOINT)
+        with replacing(self.out / CHECKPOINT) as file:
+            torch.save(state, file)
 
     def train_step(self) -> float:
         loss = loss_of(self.driven, draw_batch(self.recipe, self.maker, self.driven.spec, self.step))

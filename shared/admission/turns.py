@@ -1,13 +1,14 @@
 """Shares places among tenants: of those that wait, whoever has the fewest for its weight is next, then who
-waits longest.
+waits longest. Of one tenant's the most urgent goes first (``shared.admission.priority``).
 
     come ──► a place is free ──────────────────────────────────────────► served
       └────► wait, one queue for each tenant ──► next of its tenant ──┘
                  └── refused: there is no room, or no time: as places become free now, its turn would come,
                      and the work be done, only after its deadline
 
-With a full queue, whoever comes takes the place of the last of the tenant that has the most waiting, unless
-that is its own. Nothing is refused for time before anything is known of how long the work takes.
+With a full queue, whoever comes takes the place of the last of the tenant that has the most waiting; of its
+own tenant's only if it is more urgent. Nothing is refused for time before anything is known of how long the
+work takes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from math import inf
 
+from shared.admission.priority import first_of, in_order, last_of, went_first
 from shared.errors import Overloaded
 
 _SOON_S = 1.0
@@ -33,6 +35,8 @@ _NEWEST_SHARE = 0.1
 class _InLine:
     given: asyncio.Future[None]
     deadline_s: float
+    priority: int
+    overtaken: int = 0
 
 
 class Turns:
@@ -53,7 +57,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(
-        self, tenant: str, deadline_s: float = inf, weight: float = 1.0
+        self, tenant: str, deadline_s: float = inf, weight: float = 1.0, priority: int = 0
     ) -> AsyncGenerator[None, None]:
         """A place while the context is open.
 
@@ -62,7 +66,7 @@ class Turns:
         """
         self._weights[tenant] = weight
         try:
-            await self._take(tenant, deadline_s)
+            await self._take(tenant, deadline_s, priority)
         finally:
             self._forget(tenant)
         began_s = self._clock()
@@ -80,12 +84,12 @@ class Turns:
         assert self._num_waiting == sum(map(len, self._waiting.values())) <= self._most_waiting
         assert not self._waiting or sum(self._held.values()) == self._num, "a place is free"
 
-    async def _take(self, tenant: str, deadline_s: float) -> None:
+    async def _take(self, tenant: str, deadline_s: float, priority: int) -> None:
         if self._held.total() < self._num:
             self._held[tenant] += 1
             return
-        self._make_room(tenant)
-        waiting = _InLine(asyncio.get_running_loop().create_future(), deadline_s)
+        self._make_room(tenant, priority)
+        waiting = _InLine(asyncio.get_running_loop().create_future(), deadline_s, priority)
         self._waiting.setdefault(tenant, deque()).append(waiting)
         self._num_waiting += 1
         self._refuse_late(self._clock())
@@ -102,7 +106,7 @@ class Turns:
     def _rhythm_s(self) -> float:
         return self._between_s or self._work_s / self._num
 
-    def _make_room(self, tenant: str) -> None:
+    def _make_room(self, tenant: str, priority: int) -> None:
         if self._num_waiting < self._most_waiting:
             return
         full = Overloaded(
@@ -111,10 +115,15 @@ class Turns:
         if not self._waiting:
             raise full
         longest = max(self._waiting, key=lambda name: len(self._waiting[name]) / self._weights[name])
-        own = (len(self._waiting.get(tenant, ())) + 1) / self._weights[tenant]
-        if longest == tenant or own >= len(self._waiting[longest]) / self._weights[longest]:
-            raise full
-        self._refuse(longest, self._waiting[longest][-1], full)
+        last = last_of(self._waiting[longest])
+        if longest == tenant:
+            if priority >= last.priority:
+                raise full
+        else:
+            own = (len(self._waiting.get(tenant, ())) + 1) / self._weights[tenant]
+            if own >= len(self._waiting[longest]) / self._weights[longest]:
+                raise full
+        self._refuse(longest, last, full)
 
     def _free(self, tenant: str) -> None:
         self._held[tenant] -= 1
@@ -136,7 +145,9 @@ class Turns:
         while self._waiting:
             following = min(self._waiting, key=lambda name: self._held[name] / self._weights[name])
             queue = self._waiting.pop(following)
-            called = queue.popleft()
+            called = first_of(queue)
+            went_first(called, queue)
+            queue.remove(called)
             self._num_waiting -= 1
             if queue:
                 self._waiting[following] = queue  # behind the others
@@ -162,7 +173,7 @@ class Turns:
 
     def _in_order(self) -> Iterator[tuple[str, _InLine]]:
         """Those that wait, as they would be called if nobody came or ended."""
-        queues = {name: iter(list(queue)) for name, queue in self._waiting.items()}
+        queues = {name: iter(in_order(queue)) for name, queue in self._waiting.items()}
         heap = [(self._held[name] / self._weights[name], i, name) for i, name in enumerate(queues)]
         weights = dict(self._weights)
         heapq.heapify(heap)

@@ -52,4 +52,5 @@ def meta_of(ctx: RequestContext) -> common_pb2.RequestMeta:
         principal=ctx.signed,
         deadline_ms=max(1, min(int(ctx.remaining_s * 1000), 2**32 - 1)),
         traceparent=ctx.traceparent,
+        priority=ctx.priority,
     )

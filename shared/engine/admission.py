@@ -115,8 +115,9 @@ def _check_prefill(request: PrefillRequest, spec: ModelSpec) -> None:
             raise InvalidRequest(
                 f"chunks[{index}]: the chunks in front of it are not all given; send them as its context"
             )
-        length = total_len((*chain, chunk))
-        _check_length(len(request.prefix_ids) + length, f"prefix, context and chunk ({length} tokens)", spec)
+        length = len(request.prefix_ids) + total_len((*chain, chunk))
+        what = f"chunks[{index}]: prefix, context and chunk ({length} tokens)"
+        _check_length(length, what, spec, "send less in front of it, or a shorter chunk")
 
 
 def _check_prompt(request: GenerateRequest, spec: ModelSpec) -> None:

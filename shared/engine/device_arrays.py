@@ -3,6 +3,7 @@ order of the device's own work."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ class DeviceArrays:
         room = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in self._sizes]
         self._starts = [sum(room[:i]) for i in range(len(room))]
         self._device = torch.empty(max(sum(room), _ALIGNMENT), dtype=torch.uint8, device=device)
+        self._pinned: deque[tuple[Tensor, torch.cuda.Event]] = deque()  # and when the device has copied it
         self.tensors = tuple(
             self._device[start : start + size].view(_TYPES[array.dtype])
             for start, size, array in zip(self._starts, self._sizes, arrays, strict=True)
@@ -36,16 +38,24 @@ class DeviceArrays:
         self.write(arrays)
 
     def write(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """Writes new numbers. What the device was told before still reads the old numbers. Pinned memory is
-        another one each time: torch keeps it until it is copied, and the host need not wait for that."""
+        """Writes new numbers. What the device was told before still reads the old numbers: they are written
+        into pinned memory that the device has copied already, or another piece of it."""
         on_gpu = self._device.device.type == "cuda"
-        written = torch.empty(len(self._device), dtype=torch.uint8) if on_gpu else self._device
+        written = self._taken() if on_gpu else self._device
         host = written.numpy()
         for start, size, array in zip(self._starts, self._sizes, arrays, strict=True):
             assert array.nbytes == size, "an array of another size"
             host[start : start + size] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if on_gpu:
-            self._device.copy_(written.pin_memory(), non_blocking=True)
+            self._device.copy_(written, non_blocking=True)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
+            self._pinned.append((written, copied))
+
+    def _taken(self) -> Tensor:
+        if self._pinned and self._pinned[0][1].query():  # type: ignore[no-untyped-call]
+            return self._pinned.popleft()[0]
+        return torch.empty(len(self._device), dtype=torch.uint8).pin_memory()
 
 
 def integers(values: Sequence[int], device: torch.device) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -313,4 +314,6 @@ class Engine:
             ahead = self._steps.runs_ahead(job)
             self._inbox.post(lambda: self._cache.on_loaded(event, load, job), news=not ahead)
         elif self.config.pipelined:
-            self._inbox.post(lambda: self._cache.on_arriving(event, load), news=False)
+            # a pass begins when all have their first layers; until then there is nothing to wake for
+            post = partial(self._inbox.post, news=False) if load.begun() else self._inbox.post_quietly
+            post(lambda: self._cache.on_arriving(event, load))

@@ -11,10 +11,11 @@ from collections.abc import Callable
 class Inbox:
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._quiet: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._news = threading.Event()
 
     def __len__(self) -> int:
-        return self._calls.qsize()
+        return self._calls.qsize() + self._quiet.qsize()
 
     @property
     def has_news(self) -> bool:
@@ -26,13 +27,16 @@ class Inbox:
         if news:
             self._news.set()
 
+    def post_quietly(self, call: Callable[[], None]) -> None:
+        """Wakes nobody: it is made when something else happens, before that."""
+        self._quiet.put(call)
+
     def drain(self) -> None:
         self._news.clear()
-        while True:
-            try:
-                self._calls.get_nowait()()
-            except queue.Empty:
-                return
+        for calls in (self._quiet, self._calls):
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    calls.get_nowait()()
 
     def wait(self, timeout_s: float | None) -> None:
         """Until one call was made, or the time is over."""

@@ -1,12 +1,14 @@
 """The requests alive, in order of arrival: waiting, running, or paused with their KV kept. Of those that wait
-the next is of the tenant that has the fewest admitted, and of these the oldest."""
+the next is of the tenant that has the fewest admitted, and of these the most urgent
+(``shared.admission.priority``), of equals the oldest."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TypeVar
 
+from shared.admission.priority import first_of, went_first
 from shared.engine.jobs.context import ContextJob
 from shared.engine.jobs.job import Job
 from shared.engine.jobs.prefill import PrefillJob
@@ -97,7 +99,7 @@ class RequestQueue:
         held = Counter(job.request.tenant for job in (*self.running, *self.paused))
         for job in (_next(self.waiting, held), _next([j for j in self.waiting if not j.idle], held)):
             if job is not None and self._fits(job):
-                self.waiting.remove(job)
+                _call(job, self.waiting)
                 self.running.append(job)
                 return job
         return None
@@ -108,7 +110,7 @@ class RequestQueue:
         job = _next(self.waiting_prefills, held)
         if job is None or len(self.prefilling) >= _MAX_PREFILL_JOBS:
             return None
-        self.waiting_prefills.remove(job)
+        _call(job, self.waiting_prefills)
         self.prefilling.append(job)
         return job
 
@@ -133,5 +135,16 @@ class RequestQueue:
 
 
 def _next(waiting: Collection[JobT], held: Mapping[str, int]) -> JobT | None:
-    """The oldest of those whose tenant holds the least."""
-    return min(waiting, key=lambda job: held.get(job.request.tenant, 0), default=None)
+    """The first of the tenant that holds the least, of equals of whoever has waited longest."""
+    oldest = min(waiting, key=lambda job: held.get(job.request.tenant, 0), default=None)
+    return None if oldest is None else first_of(_line(waiting, oldest))
+
+
+def _call(job: JobT, waiting: deque[JobT]) -> None:
+    went_first(job, _line(waiting, job))
+    waiting.remove(job)
+
+
+def _line(waiting: Iterable[JobT], job: JobT) -> list[JobT]:
+    """Those of its tenant."""
+    return [other for other in waiting if other.request.tenant == job.request.tenant]

@@ -190,7 +190,8 @@ class GenerateRequest:
     takes short steps, so that it can be cancelled soon. ``traceparent``: the span of whoever asks, for the
     segment source; not empty: its end tells what it spent its time on. ``tenant``: for whom what is computed
     is stored, and whose part of the memory it takes; those that wait are served in turns over the tenants.
-    ``asked_by``: the principal whose quota what is stored meets; empty: nobody's.
+    ``asked_by``: the principal whose quota what is stored meets; empty: nobody's. ``priority``: among what
+    waits of the tenant (``shared.admission.priority``).
     """
 
     request_id: str
@@ -210,6 +211,7 @@ class GenerateRequest:
     traceparent: str = ""
     tenant: str = ""
     asked_by: str = ""
+    priority: int = 0
 
     @property
     def num_branches(self) -> int:
@@ -223,7 +225,7 @@ class PrefillRequest:
 
     ``encoding`` empty: new KV is stored in the source's own, what is stored stays as it is; else all of it
     ends up in this one. ``links``: chunks that others of this request are computed behind; they are not
-    stored. ``traceparent``, ``tenant``, ``asked_by``: as of a ``GenerateRequest``.
+    stored. ``traceparent``, ``tenant``, ``asked_by``, ``priority``: as of a ``GenerateRequest``.
     """
 
     request_id: str
@@ -235,6 +237,7 @@ class PrefillRequest:
     traceparent: str = ""
     tenant: str = ""
     asked_by: str = ""
+    priority: int = 0
 
 
 def chain_of(chunk: Chunk, known: Iterable[Chunk]) -> tuple[Chunk, ...] | None:

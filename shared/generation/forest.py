@@ -12,7 +12,8 @@ from shared.generation.pieces import Piece
 @dataclass(frozen=True, slots=True)
 class ForestRequest:
     """A forest over a context (prefix, then chunks in order) that lives until it is closed, cancelled, or
-    late. ``links``, ``adapter``, ``traceparent``, ``tenant``, ``asked_by``: see ``GenerateRequest``."""
+    late. ``links``, ``adapter``, ``traceparent``, ``tenant``, ``asked_by``, ``priority``: see
+    ``GenerateRequest``."""
 
     request_id: str
     prefix_ids: tuple[int, ...]
@@ -26,6 +27,7 @@ class ForestRequest:
     traceparent: str = ""
     tenant: str = ""
     asked_by: str = ""
+    priority: int = 0
 
     @property
     def context(self) -> tuple[str, tuple[int, ...], tuple[Chunk, ...]]:
@@ -46,6 +48,7 @@ class ForestRequest:
             traceparent=self.traceparent,
             tenant=self.tenant,
             asked_by=self.asked_by,
+            priority=self.priority,
         )
 
 

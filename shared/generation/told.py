@@ -1,4 +1,7 @@
-"""The events of a generation: tokens, ends of branches, usage, timings. Times in seconds."""
+"""The events of a generation: tokens, ends of branches, usage, timings. Times in seconds.
+
+Longer than other modules: a stream's events are read beside each other.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,8 @@ class Usage:
     because it could not be had. ``drafted_tokens``: guessed from the context and verified beside others,
     ``accepted_tokens``: those of them that were generated. ``written_tokens``: those recomputed ones of
     chunks whose KV was nowhere, as the store said before the answer was whole, and is kept now.
+    ``chunk_origins``: of each chunk of the context, in order, where its KV came from: ``resident``,
+    ``computed``, or the tier that it was loaded from (``loaded``: one that nobody named).
 
     ``picked_tokens``, ``grouped_tokens``: of the selector's model. ``reuse``: the mode that was really used;
     ``note``: why it is not the one that was asked for. The service knows both, the engine does not.
@@ -60,6 +65,7 @@ class Usage:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     written_tokens: int = 0
+    chunk_origins: tuple[str, ...] = ()
     route: str = ""
 
 

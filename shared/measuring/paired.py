@@ -7,7 +7,7 @@ Shapes: Q questions, C contexts, B bootstrap samples, T tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,6 +87,15 @@ class Clusters:
             else (value, value)
         )
         return Interval(value, float(low), float(high))
+
+
+def median_of(values: Sequence[float], num_samples: int = 2000, seed: int = 0) -> Interval:
+    """The median, such as of the differences of pairs, with its interval by resampling."""
+    found_V = np.asarray(values, np.float64)
+    rng = np.random.Generator(np.random.Philox(seed))
+    medians_B = [np.median(rng.choice(found_V, len(found_V))) for _ in range(num_samples)]
+    low, high = np.percentile(medians_B, [2.5, 97.5])
+    return Interval(float(np.median(found_V)), float(low), float(high))
 
 
 def won_back(ours: Floats, least: Floats, most: Floats) -> Floats:

@@ -18,6 +18,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
+from shared.errors import InternalError, KvquiltError
+
 P = ParamSpec("P")
 T = TypeVar("T")
 BatchT = TypeVar("BatchT")
@@ -27,12 +29,16 @@ class WorkerFailed(RuntimeError):
     """The worker's traceback."""
 
 
+class WorkerDied(InternalError, WorkerFailed):
+    """Its process ended, as the kernel has it where memory runs out."""
+
+
 class Worker(AbstractContextManager["Worker"]):
     """Calls methods of what ``build`` makes, in a process of its own, which ends with this one however that
     ends.
 
     Raises:
-        WorkerFailed: building it failed there.
+        KvquiltError: one of ours that building it raised there. WorkerFailed: it failed otherwise.
     """
 
     end_s: float | None = None
@@ -49,7 +55,8 @@ class Worker(AbstractContextManager["Worker"]):
     def call(self, method: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """
         Raises:
-            WorkerFailed: the method raised, the process died, or the time was up.
+            KvquiltError: one of ours that the method raised, or ``WorkerDied``. WorkerFailed: it raised
+            something else, or the time was up.
         """
         self._pipe.send((method, args, kwargs))
         result: T = self._receive()
@@ -69,11 +76,12 @@ class Worker(AbstractContextManager["Worker"]):
             ok, value = self._pipe.recv()
         except EOFError:
             self._process.join(10)
-            raise WorkerFailed(
-                f"the process ended with {self._process.exitcode}; it may have run out of memory"
+            raise WorkerDied(
+                f"a worker's process ended with {self._process.exitcode}; it may have run out of memory, of "
+                "which fewer processes take less"
             ) from None
         if not ok:
-            raise WorkerFailed(value)
+            raise value if isinstance(value, KvquiltError) else WorkerFailed(value)
         return value
 
 
@@ -137,5 +145,7 @@ def _serve(pipe: Connection, build: Callable[..., object], args: Any, kwargs: An
             pipe.send((True, method(it, *args, **kwargs)))
     except EOFError:
         pass
+    except KvquiltError as error:
+        pipe.send((False, error))
     except BaseException:
         pipe.send((False, traceback.format_exc()))

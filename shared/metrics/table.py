@@ -437,6 +437,14 @@ ANSWER_SECONDS = histogram(
 RETRIEVE_SECONDS = histogram(
     "retrieve_seconds", "seconds", "Until the chunks for a question were found.", _GATEWAY, _SHORT
 )
+FOLLOW_UPS = counter(
+    "follow_ups",
+    "questions",
+    "Questions that followed others, by what was searched: rewritten (by the model), joined, last (as it "
+    "is), failed (as it is, since it could not be rewritten).",
+    _GATEWAY,
+    ("searched",),
+)
 SERVICE_READY = gauge(
     "service_ready",
     "1",

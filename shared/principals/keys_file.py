@@ -11,8 +11,6 @@ import datetime
 import fcntl
 import json
 import logging
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +21,8 @@ from typing import Any
 from shared.errors import ConfigError
 from shared.principals.keys import KeyKind, KeyRecord
 from shared.principals.principal import Role
-from shared.private_files import make_private_directory, open_private
+from shared.private_files import FILE_MODE, make_private_directory, open_private
+from shared.whole_files import replacing
 
 log = logging.getLogger(__name__)
 
@@ -96,21 +95,8 @@ def changing(path: Path) -> Iterator[list[KeyRecord]]:
 def _write(path: Path, records: Iterable[KeyRecord]) -> None:
     """Another file in its place, durable before it is there."""
     text = json.dumps({"version": _VERSION, "keys": [_stored(r) for r in records]}, indent=1) + "\n"
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(handle, "w", encoding="utf-8") as file:  # mkstemp's are 0600
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    with replacing(path, FILE_MODE) as file:
+        file.write(text.encode())
 
 
 class WatchedKeys:

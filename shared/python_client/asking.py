@@ -19,6 +19,7 @@ class ConnectionOptions(TypedDict, total=False):
     ca_file: str
     server_name: str
     deadline_s: float
+    priority: int
     retries: int
 
 

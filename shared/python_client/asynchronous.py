@@ -20,6 +20,7 @@ from shared.generation.forest import Edit
 from shared.generation.orders import ForestOrder
 from shared.generation.pieces import Piece
 from shared.generation.told import ExploringEvent
+from shared.patience import patient_call, patient_stream
 from shared.principals.credentials import Credentials, bearer, no_credentials
 from shared.python_client.answers import RagAnswer, collected
 from shared.python_client.asking import (
@@ -32,7 +33,7 @@ from shared.python_client.asking import (
     reuse_of,
 )
 from shared.python_client.forests import AsyncForest
-from shared.python_client.retries import OverloadRetries
+from shared.python_client.retries import OverloadPauses
 from shared.request import RequestContext
 from shared.search import SearchHit
 
@@ -58,6 +59,7 @@ class AsyncClient:
         api_key: or a token; left out: that of the variable ``KVQUILT_API_KEY``, if it is set.
         ca_file, server_name: see ``channel_to``.
         deadline_s: of every call that names none; 120 if left out.
+        priority: of every call, among what waits of the same tenant; lower goes earlier, from -100 to 100.
         retries: of a call that is refused for want of room; 2 if left out.
 
         Raises:
@@ -74,8 +76,8 @@ class AsyncClient:
             raise InvalidRequest(f"retries: must be at least 0, got {retries}")
         key = how.get("api_key", os.environ.get(KEY_VARIABLE, ""))
         self._credentials: Credentials = bearer(key) if key else no_credentials
-        self._deadline_s = deadline_s
-        self._retries = OverloadRetries(retries)
+        self._deadline_s, self._priority = deadline_s, how.get("priority", 0)
+        self._retries = retries
         self._channel = channel_to(target, how.get("ca_file", ""), how.get("server_name", ""))
         self._rag = rag.RagClient(
             self._transport(rag.SERVICE, rag.APPLICATION, _PATIENCE_S),
@@ -120,7 +122,7 @@ class AsyncClient:
     def answer(self, inquiry: Inquiry, deadline_s: float | None = None) -> AsyncGenerator[AnswerEvent, None]:
         """As ``stream``, with all that can be asked: several questions over one context, beams, margins."""
         ctx = self._context(deadline_s)
-        return self._retries.of_stream(ctx, lambda: self._rag.answer(ctx, inquiry))
+        return patient_stream(OverloadPauses(ctx, self._retries), lambda: self._rag.answer(ctx, inquiry))
 
     async def rate(self, answer: RagAnswer, rating: Rating, comment: str = "") -> None:
         """Returns once it is durable.
@@ -158,8 +160,8 @@ class AsyncClient:
         """The chunks that a question would be answered from, best first."""
         check_names(how, SearchOptions)
         options, ctx = retrieval_of(how), self._context(how.get("deadline_s"))
-        found = await self._retries.of_call(
-            ctx,
+        found = await patient_call(
+            OverloadPauses(ctx, self._retries),
             lambda: self._retrieval.search(
                 ctx, collection, [query], options.k, options.mode, options.filters
             ),
@@ -187,7 +189,7 @@ class AsyncClient:
 
     def _context(self, deadline_s: float | None) -> RequestContext:
         seconds = self._deadline_s if deadline_s is None else deadline_s
-        return RequestContext.create(deadline_ms=max(1, int(seconds * 1000)))
+        return RequestContext.create(deadline_ms=max(1, int(seconds * 1000)), priority=self._priority)
 
     def _transport(self, service: str, application: str, patience_s: float = 0.0) -> GrpcTransport:
         return GrpcTransport(self._channel, service, application, patience_s, self._credentials)

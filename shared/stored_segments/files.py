@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from shared.engine.kv.encodings import EXACT, Buffers, encoding_of
-from shared.engine.kv.segment import copy_layer
+from shared.engine.kv.segment import copy_layers, interleaved
 from shared.engine.model.rope import RopeSpec, Rotation
 from shared.engine.model.spec import ModelSpec
 from shared.errors import CorruptData
@@ -98,7 +98,7 @@ class KvShape:
 class Scratch(threading.local):
     """Memory that a thread reuses from layer to layer: host memory, pinned where there is a GPU, and the
     tables of the rotation. Of pinned memory there are several pieces, taken in turn: while the device copies
-    out of one, the next layer is read into another. A piece has room for the largest layer so far."""
+    out of one, the next layers are read into another. A piece has room for the most that was read so far."""
 
     def __init__(self, rope: RopeSpec) -> None:
         self._rope = rope
@@ -125,7 +125,7 @@ class Scratch(threading.local):
 
 
 class PinnedPiece:
-    """Host memory for one layer on its way to a GPU."""
+    """Host memory for layers on their way to a GPU."""
 
     def __init__(self) -> None:
         self._memory: torch.Tensor | None = None
@@ -173,30 +173,38 @@ class FileSegment:
         else:
             tell()
 
-    def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
+    def read_layers(
+        self, layers: range, k_out_LHTD: Sequence[torch.Tensor], v_out_LHTD: Sequence[torch.Tensor]
+    ) -> None:
         """Exact KV goes from the file into host tensors directly. To a GPU it goes as it is stored, in one
         copy: exact KV straight to where it stays, what is encoded is decoded there."""
-        device = k_out_HTD.device
-        if device.type == "cuda":
-            self._read_there(layer, k_out_HTD, v_out_HTD)
-        elif self.encoding == EXACT:
-            self._file.read_layer(layer, array_of(k_out_HTD), array_of(v_out_HTD))
-        else:
-            buffers = layer_buffers(self.header, self._scratch.memory(layer_bytes(self.header)))
-            self._file.read_layer(layer, *map(array_of, buffers.values()))
-            self._decode(buffers, k_out_HTD, v_out_HTD)
+        if k_out_LHTD[0].device.type == "cuda":
+            self._read_there(layers, k_out_LHTD, v_out_LHTD)
+            return
+        for layer, k_out_HTD, v_out_HTD in zip(layers, k_out_LHTD, v_out_LHTD, strict=True):
+            if self.encoding == EXACT:
+                self._file.read_layer(layer, array_of(k_out_HTD), array_of(v_out_HTD))
+            else:
+                buffers = layer_buffers(self.header, self._scratch.memory(layer_bytes(self.header)))
+                self._file.read_layer(layer, *map(array_of, buffers.values()))
+                self._decode(buffers, k_out_HTD, v_out_HTD)
 
-    def _read_there(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
+    def _read_there(
+        self, layers: range, k_out_LHTD: Sequence[torch.Tensor], v_out_LHTD: Sequence[torch.Tensor]
+    ) -> None:
         """Copies are in the order of the current stream; pinned memory is used again when they are done."""
-        piece, device = self._scratch.piece(), k_out_HTD.device
-        memory = piece.memory(layer_bytes(self.header))
-        buffers = layer_buffers(self.header, memory)
-        self._file.read_layer(layer, *map(array_of, buffers.values()))
+        piece, header = self._scratch.piece(), self.header
+        memory = piece.memory(len(layers) * layer_bytes(header))
+        here = [layer_buffers(header, part) for part in memory.view(len(layers), -1).unbind()]
+        for layer, buffers in zip(layers, here, strict=True):
+            self._file.read_layer(layer, *map(array_of, buffers.values()))
         if self.encoding == EXACT:
-            copy_layer((buffers["k"], buffers["v"]), (k_out_HTD, v_out_HTD))
+            kv = [x_HTD for buffers in here for x_HTD in (buffers["k"], buffers["v"])]
+            copy_layers(kv, interleaved(k_out_LHTD, v_out_LHTD))
         else:
-            there = memory.to(device, non_blocking=True)
-            self._decode(layer_buffers(self.header, there), k_out_HTD, v_out_HTD)
+            there = memory.to(k_out_LHTD[0].device, non_blocking=True).view(len(layers), -1).unbind()
+            for part, *kv_HTD in zip(there, k_out_LHTD, v_out_LHTD, strict=True):
+                self._decode(layer_buffers(header, part), *kv_HTD)
         piece.ordered()
 
     def _decode(self, buffers: Buffers, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
@@ -244,7 +252,9 @@ class BrokenSegment:
     def __init__(self, error: CorruptData) -> None:
         self._error = error
 
-    def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
+    def read_layers(
+        self, layers: range, k_out_LHTD: Sequence[torch.Tensor], v_out_LHTD: Sequence[torch.Tensor]
+    ) -> None:
         raise self._error
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ from shared.engine.kv.encodings import EXACT, Buffers, encoding_of
 from shared.engine.kv.source import ComputedChunk, StoredSegment
 from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound, Unavailable
 from shared.generation.asked import Chunk
+from shared.identity import TokenIds
 from shared.kv_format import ChunkFile, ChunkHeader, SealKeys
 from shared.kv_format.remote import RemoteChunk, request
 from shared.kv_stores import NodeFiles
@@ -106,7 +107,7 @@ class StoreSegmentSource:
         if saved:
             self._encoded[k_LHTD[0]] = layers
 
-    def chain(self, chunk: Chunk, tenant: str) -> Sequence[Chunk] | None:
+    def chain(self, chunk: Chunk, tenant: str, prefix_ids: TokenIds) -> Sequence[Chunk] | None:
         """By the document's manifest; believed only if its identities lead to the chunk's parent."""
         ctx = RequestContext.create(tenant=tenant, deadline_ms=_OPEN_DEADLINE_MS)
         try:
@@ -114,9 +115,9 @@ class StoreSegmentSource:
         except KvquiltError as error:
             log.warning("kv_store cannot say what chunk %s stands behind: %s", chunk.chunk_id, error.detail)
             return None
-        identities = () if found is None else found.identities
-        if found is None or identities[-1:] != (chunk.parent_id,):
+        if found is None or found.identities[-1:] != (chunk.parent_id,):
             return None
+        identities = dataclasses.replace(found, prefix_ids=prefix_ids).identities
         return [
             Chunk(chunk_id, ids, parent_id)
             for chunk_id, ids, parent_id in zip(identities, found.links, ("", *identities), strict=False)
@@ -243,8 +244,7 @@ class StoreSegmentSource:
 
     def _convert(self, segment: FileSegment, encoding: str) -> None:
         k_LHTD, v_LHTD = empty_layers(segment.header)
-        for layer, (k_HTD, v_HTD) in enumerate(zip(k_LHTD, v_LHTD, strict=True)):
-            segment.read_layer(layer, k_HTD, v_HTD)
+        segment.read_layers(range(len(k_LHTD)), k_LHTD, v_LHTD)
         layers = encode_layers(encoding, k_LHTD, v_LHTD, self._scratch)
         ctx, same = RequestContext.create(deadline_ms=_SAVE_DEADLINE_MS), Origin(stored=True)
         header = dataclasses.replace(segment.header, encoding=encoding)

@@ -12,6 +12,7 @@ from shared.answer import (
     AnswerEvent,
     AnswerText,
     AnswerUsage,
+    FollowUp,
     Inquiry,
     RetrievalOptions,
     Retrieved,
@@ -23,11 +24,13 @@ from shared.wire.message import Conversion, MessageWire, OneOfWire
 from shared.wire.retrieval import FILTER, HIT
 from shared.wire.told import EVENTS, USAGE
 
+_FOLLOW_UPS = {member.value: member for member in FollowUp}
+_FOLLOW_UP = Conversion(lambda member: member.value, lambda name: _FOLLOW_UPS.get(name, FollowUp.NONE))
 _OPTIONS = MessageWire(RetrievalOptions, rag_pb2.RetrievalOptions, mode=SEARCH_MODES, filters=FILTER)
 ANSWERED: OneOfWire[AnswerEvent, rag_pb2.AnswerEvent] = OneOfWire(
     rag_pb2.AnswerEvent,
     **EVENTS,
-    retrieved=MessageWire(Retrieved, rag_pb2.Retrieved, hits=HIT, mode=SEARCH_MODES),
+    retrieved=MessageWire(Retrieved, rag_pb2.Retrieved, hits=HIT, mode=SEARCH_MODES, follow_up=_FOLLOW_UP),
     answer=MessageWire(AnswerText, rag_pb2.AnswerText, finish_reason=FINISH_REASONS),
     usage=MessageWire(AnswerUsage, rag_pb2.AnswerUsage, usage=USAGE),
     done=MessageWire(AnswerDone, rag_pb2.AnswerDone),

@@ -1,7 +1,8 @@
 """Uses the console as people do, in headless Chromium: asks, compares, reads sources, brings a file in and
 deletes it; by mouse, by keyboard, in light, dark and on a phone. Leaves screenshots and axe's report.
 
-Runs in an environment of its own, with playwright and axe alone: ``flows.py http://127.0.0.1:8000 OUT``.
+Runs in an environment of its own, with playwright and axe alone:
+``python -m tests.console.flows http://127.0.0.1:8000 OUT``.
 """
 
 from __future__ import annotations
@@ -13,73 +14,16 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
+from playwright.sync_api import expect, sync_playwright
+
+from tests.console.figures import number, parts_of, replicas_of, span_of
+from tests.console.looks import LOOKS, look, looks
+from tests.console.watched import Watched
 
 QUESTION = "Who is the mayor of Almwick?"
+OTHER_QUESTION = "Where is Almwick?"
 EVIL = "# Evil <img src=x onerror=alert(1)>\n\nThe mayor of Evil is <script>alert(2)</script> Hobb Crane.\n"
-PATHS = '[data-fact$=".model"]'
-"""Where this checkout is."""
-MASK = "#808080"
 WITHIN_MS = 40_000
-VIEWS = ("ask", "context", "collections", "cluster")
-LOOKS: dict[str, dict[str, Any]] = {
-    "light": {"color_scheme": "light", "viewport": {"width": 1280, "height": 860}},
-    "dark": {"color_scheme": "dark", "viewport": {"width": 1280, "height": 860}},
-    "phone": {
-        "color_scheme": "light",
-        "viewport": {"width": 390, "height": 844},
-        "has_touch": True,
-        "is_mobile": True,
-    },
-}
-
-
-class Watched:
-    """A page, and all that goes wrong on it: its error log, its dialogs, its requests to elsewhere."""
-
-    def __init__(self, browser: Browser, address: str, **look: Any) -> None:
-        self.address, self.wrong = address, list[str]()
-        self.page: Page = browser.new_context(**look).new_page()
-        self._questions: list[Request] = []
-        self.page.on(
-            "console", lambda said: said.type in ("error", "warning") and self.wrong.append(said.text)
-        )
-        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("dialog", lambda shown: (self.wrong.append(shown.message), shown.dismiss()))
-        self.page.on("request", self._local)
-        self.page.on("request", self._asked)
-
-    def _local(self, request: Request) -> None:
-        if not request.url.startswith(self.address):
-            self.wrong.append(f"asked {request.url}")
-
-    def _asked(self, request: Request) -> None:
-        if request.url.endswith("/chat/completions"):
-            self._questions.append(request)
-
-    def answers(self, num: int) -> list[dict[str, Any]]:
-        """Of the last ``num`` questions, as the API told them."""
-        told = []
-        for request in self._questions[-num:]:
-            response = request.response()
-            assert response is not None
-            lines = response.text().split("\n\n")
-            events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-            answer = next(one["kvquilt"] for one in events if one.get("kvquilt"))
-            told.append(
-                {"kvquilt": answer, "usage": next(one["usage"] for one in events if one.get("usage"))}
-            )
-        assert len(told) == num
-        return told
-
-    def show(self, view: str) -> None:
-        self.page.goto(f"{self.address}/console/#{view}")
-        expect(self.page.locator(f"#view-{view}")).to_be_visible()
-        self.page.wait_for_load_state("networkidle")
-
-    def check(self) -> None:
-        assert not self.wrong, self.wrong
 
 
 def asks_and_shows_what_the_api_told(on: Watched) -> None:
@@ -122,19 +66,54 @@ def shows_the_context(on: Watched) -> None:
         assert [text.text_content() for text in texts] == [chunk["text"] for chunk in chunks]
         stored = told["kvquilt"]["mode"] != "full"
         marks = sum(len(chunk["spans"]) for chunk in chunks) if stored else 0
-        assert lane.locator("mark").count() == marks
+        assert lane.locator(".chunk mark").count() == marks
         assert marks > 0 or not stored
         usage, tokens = told["usage"], told["kvquilt"]["tokens"]
         shown = [number(text) for text in lane.locator(".figures dd").all_inner_texts()]
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         assert shown == [cached, tokens["loaded"], tokens["recomputed"], tokens["selected"]]
+        origins = lane.locator(".chunk").evaluate_all("all => all.map(one => one.dataset.origin)")
+        assert origins == [chunk["origin"] for chunk in chunks]
         parts = lane.locator(".stack span").evaluate_all("all => all.map(one => Number(one.style.flexGrow))")
-        assert min(parts) >= 0
-        assert sum(parts) == usage["prompt_tokens"]
+        names = lane.locator("[data-part]").evaluate_all("all => all.map(one => one.dataset.part)")
+        split = [part.inner_text().split(": ") for part in lane.locator("[data-part]").all()]
+        assert [number(tokens) for _, tokens in split] == parts
+        assert dict(zip(names, parts, strict=True)) == parts_of(told)
+
+
+def shows_branches_as_the_api_told_them(on: Watched) -> None:
+    """One question with samples, then two questions with samples."""
+    page = on.page
+    on.show("ask")
+    page.get_by_label("Collection", exact=True).select_option("towns")
+    page.get_by_label("Mode", exact=True).select_option("reordered")
+    page.get_by_label("Beside it", exact=True).select_option("")
+    page.get_by_label("Samples", exact=True).fill("2")
+    page.get_by_label("Question", exact=True).click()
+    expect(page.get_by_label("Temperature", exact=True)).to_have_value("0.8")
+    for questions in ([QUESTION], [QUESTION, OTHER_QUESTION]):
+        page.get_by_label("A question per line").set_checked(len(questions) > 1)
+        page.get_by_label("Question", exact=True).fill("\n".join(questions))
+        page.get_by_role("button", name="Ask", exact=True).click()
+        branches = page.locator(".branch")
+        expect(branches).to_have_count(2 * len(questions))
+        expect(page.locator(".lane .fall")).to_have_count(1, timeout=WITHIN_MS)
+        ((told, grown),) = zip(on.answers(1), on.branches(1), strict=True)
+        shown = [branch.locator(".answer").text_content() for branch in branches.all()]
+        assert shown == [grown[i].text.lstrip() for i in range(len(shown))]
+        counts = [number(one.inner_text().split()[0]) for one in page.locator(".branch .tokens").all()]
+        assert counts == [grown[i].num_tokens for i in range(len(shown))]
+        assert sum(counts) == told["usage"]["completion_tokens"]
+        cited = [one.inner_text() for one in page.locator(".branch .from").all()]
+        by_choice = [
+            [c["source"] + 1 for c in told["kvquilt"]["citations"] if c["choice"] == i] for i in grown
+        ]
+        assert cited == [f"cites {', '.join(map(str, one))}" if one else "" for one in by_choice]
 
 
 def brings_a_file_in_asks_about_it_and_deletes_it(on: Watched) -> None:
     page = on.page
+    page.reload()
     page.get_by_role("link", name="Collections").click()
     page.get_by_label("New collection", exact=True).fill("evil")
     page.get_by_role("button", name="Create").click()
@@ -176,6 +155,16 @@ def shows_the_cluster_as_the_api_tells_it(on: Watched) -> None:
     rows = on.page.locator("#tiers tr").all()
     shown = [(row.locator("th").inner_text(), number(row.locator("td").nth(1).inner_text())) for row in rows]
     assert shown == [(tier["tier"], tier["num_chunks"]) for tier in tiers]
+    replicas = replicas_of(on.address)
+    rows = on.page.locator("#replicas tr").all()
+    assert [str(row.get_attribute("data-replica")) for row in rows] == [name for _, name in sorted(replicas)]
+    assert {service for service, _ in replicas} >= {one["service"] for one in services}
+    for row, (_, figures) in zip(rows, sorted(replicas.items()), strict=True):
+        for figure in ("running", "waiting", "chunks"):
+            shown_there = row.locator(f"[data-figure={figure}]").inner_text()
+            assert shown_there == (f"{figures[figure]:,.0f}" if figure in figures else "–"), figure
+    engines = [figures for (service, _), figures in replicas.items() if service == "generator"]
+    assert any(engine["chunks"] > 0 for engine in engines)
     assert on.page.locator("#services h2").all_inner_texts() == [one["service"] for one in services]
     for one in services:
         for name in set(one["facts"]) & {"fingerprint", "device", "resident_chunks", "documents"}:
@@ -203,56 +192,19 @@ def is_used_by_keyboard_alone(on: Watched) -> None:
     expect(page.locator(".source")).to_be_visible()
 
 
-def looks(on: Watched, name: str, out: Path) -> list[dict[str, Any]]:
-    """A screenshot of every view, and what axe finds there; nothing may be wider than the window."""
-    found = []
-    for view in VIEWS:
-        on.page.evaluate(f"location.hash = '{view}'")
-        expect(on.page.locator(f"#view-{view}")).to_be_visible()
-        on.page.wait_for_load_state("networkidle")
-        if view == "collections":
-            on.page.locator("#stores button").first.click()
-            expect(on.page.locator("#members li").first).to_be_visible()
-            on.page.wait_for_load_state("networkidle")
-        if view == "cluster":
-            expect(on.page.locator("#tiers tr").first).to_be_visible()
-        on.page.mouse.move(0, 0)
-        on.page.screenshot(
-            path=str(out / f"{view}-{name}.png"),
-            full_page=name != "phone",
-            mask=[on.page.locator(PATHS)],
-            mask_color=MASK,
-        )
-        wide = on.page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        assert wide <= 0, f"{view}, {name}: {wide} pixels too wide"
-        response = Axe().run(on.page).response
-        for one in response["violations"]:
-            where = [node["html"][:200] for node in one["nodes"]]
-            found.append({"look": name, "view": view, "rule": one["id"], "help": one["help"], "where": where})
-        passed = sorted(one["id"] for one in response["passes"])
-        found.append({"look": name, "view": view, "passed": passed, "axe": response["testEngine"]["version"]})
-    return found
-
-
 def uses(on: Watched, name: str, out: Path) -> list[dict[str, Any]]:
     """All there is, in light; the rest of the looks is looked at. Returns what axe said."""
     asks_and_shows_what_the_api_told(on)
     shows_the_context(on)
     report = looks(on, name, out)
+    shows_branches_as_the_api_told_them(on)
+    report += look(on, "branches", name, out)
     if name == "light":
         brings_a_file_in_asks_about_it_and_deletes_it(on)
         shows_the_cluster_as_the_api_tells_it(on)
         is_used_by_keyboard_alone(on)
     on.check()
     return report
-
-
-def number(text: str) -> int:
-    return int(text.replace(",", ""))
-
-
-def span_of(ms: float) -> str:
-    return f"{ms / 1000:.2f} s" if ms >= 1000 else f"{ms:.1f} ms"
 
 
 def main(address: str, folder: str) -> None:

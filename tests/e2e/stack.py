@@ -7,18 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from cluster.config import load_quilt
 from cluster.local import launcher
-from cluster.local.processes import session_members
 from cluster.local.state import StackState
 from cluster.models.names import DEMO
-from cluster.paths import PROJECT_ROOT
+from cluster.paths import DEMO_ASSETS, PROJECT_ROOT
+from load_tests.servers.stack_processes import AGENT, PROXY, StackProcesses
 
 ResultT = TypeVar("ResultT")
 
@@ -32,29 +33,27 @@ class Stack:
     def target(self) -> str:
         return self.state.target
 
+    @property
+    def processes(self) -> StackProcesses:
+        return StackProcesses(self.state.pid)
+
     def cli(self, *args: str, timeout_s: float = 180.0, stdin: str = "") -> subprocess.CompletedProcess[str]:
         return cli(self.data_dir, *args, timeout_s=timeout_s, stdin=stdin)
 
     def replica_pid(self, application: str) -> int:
         """The process that serves ``application`` now."""
-        return wait_for(
-            lambda: next(iter(self._pids(f"ray::ServeReplica:{application}:")), None),
-            f"a replica of {application}",
-        )
+        return self.processes.wait_for(application)
 
     def agent_pid(self) -> int:
         """The process of the store's agent."""
-        return wait_for(lambda: next(iter(self._pids("ray::AgentActor")), None), "an agent of the store")
+        return self.processes.wait_for(AGENT)
 
     def proxy_pid(self) -> int:
         """The process of Ray Serve that callers reach."""
-        return wait_for(lambda: next(iter(self._pids("ray::ProxyActor")), None), "a proxy")
+        return self.processes.wait_for(PROXY)
 
     def kill_replica(self, application: str) -> None:
         os.kill(self.replica_pid(application), signal.SIGKILL)
-
-    def _pids(self, title: str) -> list[int]:
-        return [pid for pid in session_members(self.state.pid) if _title(pid).startswith(title)]
 
 
 def start(data_dir: Path, **values: object) -> Stack:
@@ -64,6 +63,19 @@ def start(data_dir: Path, **values: object) -> Stack:
         data_dir,
         launcher.start(load_quilt({"model": DEMO, "data_dir": str(data_dir), **ports, **values}, {})),
     )
+
+
+@contextlib.contextmanager
+def with_towns(collection: str) -> Iterator[Stack]:
+    """A stack of the tiny demo model with the towns in ``collection``, as long as the context is open."""
+    with tempfile.TemporaryDirectory() as folder:
+        running = start(Path(folder) / "data", ingestion={"chunk_tokens": 96})
+        try:
+            ingested = running.cli("ingest", str(DEMO_ASSETS / "documents" / "towns"), "-c", collection)
+            assert ingested.returncode == 0, ingested.stdout + ingested.stderr
+            yield running
+        finally:
+            launcher.stop(running.data_dir)
 
 
 def cli(
@@ -97,9 +109,3 @@ def wait_for(probe: Callable[[], ResultT | None], what: str, timeout_s: float = 
             return found
         time.sleep(0.1)
     raise AssertionError(f"no {what} within {timeout_s:g} s")
-
-
-def _title(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace")
-    return ""

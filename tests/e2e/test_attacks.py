@@ -171,7 +171,7 @@ async def test_a_document_that_stops_nobody(attacked: Stack, name: str) -> None:
             "/kvquilt.v1.Ingest/Upsert", response_deserializer=ingest_pb2.UpsertProgress.FromString
         )
         stream = call(
-            request.SerializeToString(), metadata=(("application", ingest.APPLICATION),), timeout=120
+            request.SerializeToString(), metadata=(("application", ingest.APPLICATION),), timeout=270
         )
         async for progress in stream:
             said[progress.document_id] = progress

@@ -70,6 +70,28 @@ def test_a_response_searches_a_store_and_says_the_same_whole_and_as_it_grows(sta
     events: list[Any] = list(client_of(stack).responses.create(**asked, stream=True))
     assert events[-1].response.output_text == response.output_text
     assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == response.output_text
+    assert not response.store
+
+
+def test_a_response_that_is_kept_is_gone_on_from_until_it_is_deleted(stack: Stack) -> None:
+    tool: Any = {"type": "file_search", "vector_store_ids": [COLLECTION], "max_num_results": 3}
+    asked: dict[str, Any] = {"model": "demo", "tools": [tool], "max_output_tokens": 8, "store": True}
+    responses = client_of(stack).responses
+    first: Any = responses.create(**asked, input=QUESTION)
+    assert first.store
+    assert responses.retrieve(first.id) == first
+    (item,) = responses.input_items.list(first.id).data
+    assert QUESTION in item.to_json()
+    alone: Any = responses.create(**asked, input=QUESTION)
+    second: Any = responses.create(**asked, input=QUESTION, previous_response_id=first.id)
+    assert second.usage.input_tokens > alone.usage.input_tokens  # it reads what was said before
+    assert (alone.kvquilt["follow_up"], alone.kvquilt["queries"]) == (None, [QUESTION])
+    joined = [f"{QUESTION}\n{QUESTION}"]
+    assert (second.kvquilt["follow_up"], second.kvquilt["queries"]) == ("joined", joined)
+    for response in (first, second, alone):
+        responses.delete(response.id)
+        with pytest.raises(openai.NotFoundError):
+            responses.retrieve(response.id)
 
 
 def test_documents_that_are_handed_over_are_computed_once_and_then_cached(stack: Stack) -> None:
@@ -273,14 +295,15 @@ def test_the_example_in_the_documentation_runs(stack: Stack, page: str) -> None:
 
 def test_the_commands_in_the_documentation_run(stack: Stack) -> None:
     text = (PROJECT_ROOT / "docs/http.md").read_text(encoding="utf-8")
-    (commands,) = [code for code in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if "curl" in code]
-    here = commands.replace("http://127.0.0.1:8000", stack.state.http)
+    blocks = [code for code in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if "curl" in code]
+    assert len(blocks) == 2
+    here = "".join(blocks).replace("http://127.0.0.1:8000", stack.state.http)
     here = here.replace('"collection": "demo"', f'"collection": "{COLLECTION}"').replace(
         "curl -s", "curl -sfS"
     )
     ran = subprocess.run(["bash", "-ec", here], capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
-    for kind in ('"chat.completion"', '"text_completion"'):
+    for kind in ('"chat.completion"', '"text_completion"', '"feedback"'):
         assert kind in ran.stdout
 
 

@@ -93,7 +93,7 @@ def resident(usage: Usage) -> int:
 
 def pid_of(stack: Stack, replica: str) -> int:
     """By the log that it writes."""
-    pids = stack._pids("ray::ServeReplica:generator:")
+    pids = stack.processes.of("generator")
     for pid in pids:
         for link in Path(f"/proc/{pid}/fd").iterdir():
             if replica in os.readlink(link):

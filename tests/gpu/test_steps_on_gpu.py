@@ -52,9 +52,12 @@ def test_recorded_passes_answer_as_others_do() -> None:
         prompts.request(prefix=7, chunks=(20 + i, 33), questions=(9, 3 + i)[: 1 + i % 2], max_tokens=60 + i)
         for i in range(6)
     ]
-    for ours, theirs in zip(run(recorded, *requests), run(plain, *requests), strict=True):
-        for key, branch in theirs.branches().items():
-            assert_alike(ours.branches()[key], branch)
+    truth = [one.branches() for one in run(plain, *requests)]
+    together, alone = run(recorded, *requests), [run(recorded, request)[0] for request in requests]
+    for told in (together, alone):
+        for ours, theirs in zip(told, truth, strict=True):
+            for key, branch in theirs.items():
+                assert_alike(ours.branches()[key], branch)
     graphs = recorded._steps.passes._graphs
     assert sum(one._again is not None for one in graphs._passes.values()) > 3
     assert not graphs._broken

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from load_tests.auth.__main__ import measure, median_of
+from load_tests.auth.__main__ import measure
 
 
 async def test_every_way_is_measured_with_its_interval(capsys: pytest.CaptureFixture[str]) -> None:
@@ -19,8 +19,3 @@ async def test_every_way_is_measured_with_its_interval(capsys: pytest.CaptureFix
         assert m.max is not None
         assert m.min <= m.value <= m.max
     assert len(capsys.readouterr().out.splitlines()) == 3
-
-
-def test_the_interval_of_a_median_holds_it() -> None:
-    found = median_of([1.0, 2.0, 3.0, 100.0, 4.0])
-    assert found.low <= found.value == 3.0 <= found.high

@@ -71,7 +71,7 @@ class Engine:
     def _check(self, segment: object, layers: Layers, first: int) -> None:
         for layer, (k, v) in enumerate(empty()):
             if layer >= first:
-                segment.read_layer(layer, k, v)  # type: ignore[attr-defined]
+                segment.read_layers(range(layer, layer + 1), [k], [v])  # type: ignore[attr-defined]
                 for read, right in zip((k, v), layers[layer], strict=True):
                     assert torch.equal(read.view(torch.int16), right.view(torch.int16))
 

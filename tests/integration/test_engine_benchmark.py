@@ -39,6 +39,7 @@ from load_tests.engine.sharing import Crowd
 from load_tests.plot import write_plot
 from shared.engine.model.linear_kernels import best_level
 from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, rowwise_works
+from shared.errors import InvalidRequest, KvquiltError
 from shared.measuring.case import Case
 from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement
@@ -60,6 +61,9 @@ class Counter:
         self._value += number
         return self._value
 
+    def refuse(self) -> None:
+        raise InvalidRequest("number: is none")
+
     def die(self) -> None:
         os._exit(7)
 
@@ -73,7 +77,9 @@ def test_a_worker_keeps_its_state_and_counts_its_memory() -> None:
 def test_what_fails_in_a_worker_is_told() -> None:
     with pytest.raises(WorkerFailed, match="must not be negative"):
         Worker(Counter, -1)
-    with Worker(Counter, 1) as worker, pytest.raises(WorkerFailed, match="ended with 7"):
+    with Worker(Counter, 1) as worker, pytest.raises(InvalidRequest, match=r"^number: is none$"):
+        worker.call(Counter.refuse)
+    with Worker(Counter, 1) as worker, pytest.raises(KvquiltError, match="ended with 7; it may"):
         worker.call(Counter.die)
 
 

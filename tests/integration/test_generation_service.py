@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ from shared.generation.described import PrefilledChunk
 from shared.generation.pieces import Conditioned, Piece
 from shared.generation.told import BranchDoneEvent, DoneEvent, GenerationEvent, TokenEvent
 from shared.identity import chunk_identity
-from shared.kv_format import inspect_chunk, verify_chunk
+from shared.kv_format import ChunkFile, inspect_chunk, verify_chunk
+from shared.kv_types import Chain
 from tests.generation_server import Served, context, order_of, save_byte_tokenizer, serving
 from tests.kv_directory import DirectoryStore
 from tests.oracles import ORACLES, VOCAB, Chained, Generated, assert_same_generation, tiny_model
@@ -596,6 +597,12 @@ def _damaged(data: bytes, damage: str) -> bytes:
     return data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :] if damage == "flipped" else b""
 
 
+def checksums(store: DirectoryStore, chunk_id: str) -> tuple[int, ...]:
+    """Of the keys and values of each layer."""
+    with closing(ChunkFile.open(store.path_of(chunk_id))) as file:
+        return file.seal.layer_checksums
+
+
 class TestChains:
     """Chunks computed behind their own documents, as callers say it."""
 
@@ -658,6 +665,39 @@ class TestChains:
             events = await generate(served, pieces, [ids(3, 11)], "reordered", self.PREFIX)
             assert done(events).usage.isolated_tokens == len(self.DOCUMENT[1])
             assert_oracle(stock["qwen2"], "reordered", events, self.PREFIX, self.DOCUMENT[1:3], [ids(3, 11)])
+
+    @pytest.mark.parametrize("encoding", ["exact", "int8"])
+    async def test_behind_another_prefix_its_chain_stands_behind_that_one_too(
+        self, store: DirectoryStore, tmp_path: Path, encoding: str
+    ) -> None:
+        """As with `--no-prefix`: a parent is named as the document has it. What is computed then is not taken
+        for the document's own chain afterwards. (Of two layers the first knows no context, and the
+        second only that one of the chain.)"""
+        tiny_model("qwen2", num_hidden_layers=3).save_pretrained(model := tmp_path / "model")
+        settings: dict[str, Any] = {"kv_encoding": encoding, "engine": {"batch_invariant": True}}
+        async with serving(model, store, **settings) as served:
+            assert isinstance(served.generator, Generator)
+            of = ("default", served.generator.model.fingerprint)
+            stream = served.client.prefill(context(), self.DOCUMENT, self.PREFIX, chained=True)
+            stored = [chunk.chunk_id async for chunk in stream]
+            (alone,) = await prefill(served, [self.conditioned(2)])
+        store.chains[stored[1]] = Chain(*of, self.PREFIX, self.DOCUMENT[:2])
+        behind = {
+            prefix: chunk_identity(*of, prefix, self.DOCUMENT[2], stored[1]) for prefix in ((), self.PREFIX)
+        }
+        as_it_was = {(): checksums(store, alone.chunk_id), self.PREFIX: checksums(store, stored[2])}
+        for chunk_id in (stored[0], stored[2]):
+            store.path_of(chunk_id).unlink()
+        asked = [Conditioned(self.DOCUMENT[2], parent_id=stored[1])]
+        async with serving(model, store, **settings) as served:
+            for prefix in ((), self.PREFIX):
+                events = await generate(served, asked, [ids(3, 11)], "reordered", prefix)
+                assert done(events).usage.isolated_tokens == 0
+        for prefix, chunk_id in behind.items():
+            assert checksums(store, chunk_id) == as_it_was[prefix]
+            _, origin = store.origins[chunk_id]
+            assert origin is not None
+            assert (origin.prefix_ids, origin.parent_id) == (prefix, stored[1])
 
     @pytest.mark.parametrize(
         ("piece", "message"),

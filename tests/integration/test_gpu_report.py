@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -79,3 +81,16 @@ def test_without_a_gpu_the_command_names_the_option(capsys: pytest.CaptureFixtur
     assert "--device: there is no CUDA device here" in capsys.readouterr().err
     assert command.main(["--report", "gpu"]) == 2
     assert "--report: gpu is of one; give --device cuda" in capsys.readouterr().err
+
+
+def test_the_command_needs_no_package_of_the_services() -> None:
+    """A machine with a GPU may have torch, transformers and Triton, and nothing else."""
+    absent = ["cryptography", "fastapi", "grpc", "minio", "openai", "pyarrow", "pymilvus", "ray", "xxhash"]
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({absent}))\n"
+        "from load_tests.engine.__main__ import main\n"
+        "sys.exit(main(['--device', 'cuda', '--report', 'gpu']))"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert told.returncode == 2, told.stderr
+    assert "--device" in told.stderr

@@ -9,6 +9,7 @@ import pytest
 
 from load_tests.benchmark import line
 from load_tests.kv_store.__main__ import StorePlan, measure
+from load_tests.kv_store.object_loads import measure_object_loads
 from load_tests.kv_store.stored_chunks import ChunkShape
 from load_tests.kv_store.stored_ttft import Contexts
 from load_tests.seals.__main__ import measure as measure_seals
@@ -41,6 +42,14 @@ def test_every_measurement_is_made_under_the_name_by_which_targets_go(
         "what it stored is gone"
     )
     assert "AWS_ACCESS_KEY_ID" in os.environ  # the keys of the server that was given were left alone
+
+
+def test_a_server_that_is_started_for_it_is_read_from_apart_as_well(tmp_path: Path) -> None:
+    processors = os.sched_getaffinity(0)
+    found = {m.name: m for m in measure_object_loads(tmp_path, ChunkShape(3, 2, 16, 24), "", runs=2)}
+    assert ("load_29mb_object_store_apart" in found) == (len(processors) > 1)
+    assert all(m.baseline is not None and m.n == 2 for m in found.values())
+    assert os.sched_getaffinity(0) == processors
 
 
 def test_rates_are_printed_in_gigabytes_per_second_with_their_ratio() -> None:

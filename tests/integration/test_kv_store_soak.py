@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from load_tests.benchmark import Violation
 from load_tests.kv_store_soak.__main__ import soak
-from load_tests.kv_store_soak.clients import SoakClient, Violation
+from load_tests.kv_store_soak.clients import SoakClient
 from load_tests.servers.s3 import S3Server
 from shared.errors import NotFound, Unavailable
 from shared.kv_types import DeletedChunks, Manifest, OpenedChunk, Origin

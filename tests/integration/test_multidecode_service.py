@@ -262,10 +262,7 @@ class TestMargins:
             async with aclosing(stream):
                 async for _ in stream:
                     break
-            assert isinstance(served.generator, Generator)
-            while served.generator.facts()["running_requests"] != "0":
-                await asyncio.sleep(0.01)
-            assert served.generator.facts()["private_bytes"] == "0"
+            await nothing_is_held(served)
 
     @pytest.mark.parametrize(
         ("margins", "chunks", "questions", "field"),
@@ -290,6 +287,14 @@ class TestMargins:
         async with serving(talking, kv_store="") as served:
             with pytest.raises(InvalidRequest, match=field):
                 await generate(served, chunks, questions, Decoding(margins=margins), None)
+
+
+async def nothing_is_held(served: Served) -> None:
+    """Once the engine has ended the step in which the last request ended."""
+    assert isinstance(served.generator, Generator)
+    while served.generator.facts()["running_requests"] != "0":
+        await asyncio.sleep(0.01)
+    assert served.generator.facts()["private_bytes"] == "0"
 
 
 class Talk:
@@ -365,8 +370,7 @@ class TestExplore:
                 assert three == oracle(merged, three)
                 usage = events[-1].usage
                 assert (usage.generated_tokens, usage.prompt_tokens) == (16, 3 + 7 + 3 + 2)
-            assert isinstance(served.generator, Generator)
-            assert served.generator.facts()["private_bytes"] == "0"
+            await nothing_is_held(served)
 
     async def test_what_is_refused_names_the_field_and_the_forest_lives_on(self, talking: Path) -> None:
         async with serving(talking, kv_store="") as served:
@@ -377,7 +381,7 @@ class TestExplore:
                     Fork(2, 7),
                     Rewind(1, 3),
                     Start(1, QUESTION),
-                    Grow(1, SamplingParams(4)),
+                    Grow(1, SamplingParams(400, ignore_eos=True)),
                     Append(1, (5,)),
                 )
                 refused = {
@@ -428,10 +432,7 @@ class TestExplore:
                     match=r"append\.piece: is empty|grow\.sampling\.max_tokens: 9000 is more than",
                 ):
                     await talk.until(DoneEvent)
-            assert isinstance(served.generator, Generator)
-            while served.generator.facts()["running_requests"] != "0":
-                await asyncio.sleep(0.01)
-            assert served.generator.facts()["private_bytes"] == "0"
+            await nothing_is_held(served)
 
     async def test_the_deadline_ends_it_and_what_cannot_be_opened_is_refused(self, talking: Path) -> None:
         async with serving(talking, kv_store="") as served:

@@ -36,6 +36,11 @@ class Release:
         tell(f"helm upgrade with {json.dumps(values)}")
         self._helm("upgrade", profile, *values)
 
+    def rollback(self) -> None:
+        """To the revision before the current one."""
+        tell("helm rollback")
+        run("helm", "rollback", NAME, "--namespace", self.kubectl.namespace, timeout_s=420)
+
     def test(self) -> str:
         return run(
             "helm", "test", NAME, "--namespace", self.kubectl.namespace, "--timeout", "5m", timeout_s=330

@@ -67,8 +67,39 @@ def test_no_question_fails_while_settings_of_all_services_change_in_place(trial:
         wait_for(lambda: _num_hits(trial) == 2 or None, "gateway with its new settings", RECOVERY_S)
         trial.release.wait_until_ready()
     trickle.check()
+    with Trickle(trial.door) as trickle:
+        trial.release.rollback()
+        wait_for(lambda: _num_hits(trial) != 2 or None, "gateway with its former settings", RECOVERY_S)
+        trial.release.wait_until_ready()
+    trickle.check()
     assert trial.release.ray_clusters() == [cluster]
     assert {pod["metadata"]["name"] for pod in trial.release.pods()} == pods
+
+
+def test_no_question_fails_while_a_node_is_drained_of_its_generator(trial: Trial) -> None:
+    """`kubectl drain`, as before a node's maintenance: its generator is evicted, and comes back with the
+    node."""
+    (head,) = trial.release.ready_pods("head", 1)
+    generators = trial.release.ready_pods("generator", 2)
+    nodes = {pod["spec"]["nodeName"] for pod in generators} - {head["spec"]["nodeName"]}
+    if not nodes:
+        pytest.skip("generators have no node of their own")
+    (node, *_) = nodes
+    with Trickle(trial.door) as trickle:
+        tell(f"draining {node} of its generator")
+        trial.kubectl(
+            *("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=180s"),
+            "--pod-selector=app.kubernetes.io/component=generator",
+            timeout_s=200,
+        )
+        try:
+            wait_for(lambda: _none_on(trial, node), f"{node} without a generator", RECOVERY_S)
+            assert ANSWER in asyncio.run(answer(trial.door.target)).text
+        finally:
+            trial.kubectl("uncordon", node)
+        trial.release.ready_pods("generator", 2)
+        trial.release.wait_until_ready()
+    trickle.check()
 
 
 def test_a_change_of_the_pods_is_not_offered_with_the_embedded_milvus(trial: Trial) -> None:
@@ -98,3 +129,8 @@ def _num_hits(trial: Trial) -> int:
     hits: list[AnswerEvent] = []
     asyncio.run(answer(trial.door.target, k=0, on_event=hits.append, sampling=SamplingParams(max_tokens=1)))
     return len(hits[0].hits) if isinstance(hits[0], Retrieved) else 0
+
+
+def _none_on(trial: Trial, node: str) -> bool | None:
+    left = [pod for pod in trial.release.pods("generator") if pod["spec"].get("nodeName") == node]
+    return None if left else True

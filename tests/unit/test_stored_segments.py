@@ -123,8 +123,7 @@ def kv(
 
 def read(segment: Any, dtype: torch.dtype = torch.float32) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     k, v = ([torch.zeros(HEADS, len(IDS), HEAD_DIM, dtype=dtype) for _ in range(LAYERS)] for _ in "kv")
-    for layer in range(LAYERS):
-        segment.read_layer(layer, k[layer], v[layer])
+    segment.read_layers(range(LAYERS), k, v)
     segment.close()
     return k, v
 
@@ -502,19 +501,28 @@ class TestChains:
     ) -> None:
         store.chains[self.SECOND] = Chain(*self.OF, ((3, 4), (7,)))
         links = [Chunk(self.FIRST, (3, 4)), Chunk(self.SECOND, (7,), self.FIRST)]
-        assert StoreSegmentSource(store, "node", loop, SHAPE).chain(self.ASKED, "tenant") == links
+        assert StoreSegmentSource(store, "node", loop, SHAPE).chain(self.ASKED, "tenant", PREFIX) == links
+
+    def test_behind_another_prefix_the_same_texts_are_other_chunks(
+        self, store: DirectoryStore, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        store.chains[self.SECOND] = Chain(*self.OF, ((3, 4), (7,)))
+        first = chunk_identity(*self.OF[:2], (), (3, 4))
+        second = chunk_identity(*self.OF[:2], (), (7,), first)
+        links = [Chunk(first, (3, 4)), Chunk(second, (7,), first)]
+        assert StoreSegmentSource(store, "node", loop, SHAPE).chain(self.ASKED, "tenant", ()) == links
 
     @pytest.mark.parametrize("links", [(), ((7,),), ((3, 4),), ((3, 5), (7,)), ((3, 4), (7,), (8,))])
     def test_another_chain_is_not_believed(
         self, store: DirectoryStore, loop: asyncio.AbstractEventLoop, links: tuple[tuple[int, ...], ...]
     ) -> None:
         store.chains[self.SECOND] = Chain(*self.OF, links)
-        assert StoreSegmentSource(store, "node", loop, SHAPE).chain(self.ASKED, "tenant") is None
+        assert StoreSegmentSource(store, "node", loop, SHAPE).chain(self.ASKED, "tenant", PREFIX) is None
 
     def test_nobody_knows_it_or_nobody_answers(
         self, store: DirectoryStore, loop: asyncio.AbstractEventLoop
     ) -> None:
         source = StoreSegmentSource(store, "node", loop, SHAPE)
-        assert source.chain(self.ASKED, "tenant") is None
+        assert source.chain(self.ASKED, "tenant", PREFIX) is None
         store.failure = Unavailable("away")
-        assert source.chain(self.ASKED, "tenant") is None
+        assert source.chain(self.ASKED, "tenant", PREFIX) is None

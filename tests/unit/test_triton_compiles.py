@@ -71,7 +71,9 @@ QWEN2_7B = Shape(torch.bfloat16, num_kv_heads=4, group=7, head_dim=128)
 
 
 @pytest.mark.parametrize(
-    ("tiling", "excludes"), [(Tiling(16, 256), False), (FIXED, True), (Tiling(128, 4096), False)], ids=str
+    ("tiling", "excludes"),
+    [(Tiling(16, 256), False), (FIXED, True), (Tiling(64, 4096), False), (Tiling(64, 4096), True)],
+    ids=str,
 )
 def test_attend_uses_tensor_cores_and_asynchronous_copies_and_spills_nothing_of_note(
     tiling: Tiling, excludes: bool

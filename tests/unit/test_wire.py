@@ -228,7 +228,13 @@ HITS = st.builds(
 )
 ANSWERS = (
     BESIDE
-    | st.builds(answer.Retrieved, tuples(HITS), st.sampled_from(search.SearchMode))
+    | st.builds(
+        answer.Retrieved,
+        tuples(HITS),
+        st.sampled_from(search.SearchMode),
+        tuples(TEXT),
+        st.sampled_from(answer.FollowUp),
+    )
     | st.builds(
         answer.AnswerText,
         NUMBERS,

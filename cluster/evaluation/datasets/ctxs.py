@@ -42,8 +42,8 @@ def _case(record: Record) -> EvalCase:
     documents = tuple(
         EvalDocument(passage.text("text"), str(passage.values.get("title") or "")) for passage in passages
     )
-    answers = [form for group in record.groups("answers") for form in group]
-    return EvalCase(record.place, record.text("question"), (tuple(answers),), documents, _evidence(passages))
+    answers = [form for group in record.references("answers") for form in group]
+    return EvalCase(record.name, record.text("question"), (tuple(answers),), documents, _evidence(passages))
 
 
 def _evidence(passages: Sequence[Record]) -> tuple[int, ...]:

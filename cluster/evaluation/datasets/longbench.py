@@ -42,7 +42,7 @@ def longbench_tasks(path: Path, wanted: WantedCases) -> list[EvalTask]:
     Raises:
         InvalidRequest: names line and field.
     """
-    records = list(read_records(path, LONGBENCH))
+    records = list(read_records(path, LONGBENCH, "_id"))
     by_name: dict[str, list[Record]] = {}
     for record in records:
         by_name.setdefault(record.text("dataset"), []).append(record)
@@ -62,9 +62,8 @@ def _task(name: str, records: list[Record], wanted: WantedCases) -> EvalTask:
 
 
 def _case(record: Record) -> EvalCase:
-    name = str(record.values["_id"]) if record.has("_id") else record.place
     references = (tuple(record.texts("answers")),)
-    return EvalCase(name, record.text("input"), references, passages_of(record.text("context")))
+    return EvalCase(record.name, record.text("input"), references, passages_of(record.text("context")))
 
 
 def passages_of(context: str) -> tuple[EvalDocument, ...]:

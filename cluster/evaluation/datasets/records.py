@@ -7,11 +7,13 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cluster.json_text import HALVED, halved_field, parse_json
 from shared.errors import InvalidRequest
 
 
@@ -28,12 +30,14 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """``place``: line of the file, or number of the item in its list. Methods raise ``InvalidRequest``."""
+    """``place``: line of the file, or number of the item in its list; ``name``: no other record of the file
+    has it. Methods raise ``InvalidRequest``."""
 
     path: Path
     place: str
     format: Format
     values: Mapping[str, Any]
+    name: str = ""
 
     def refuse(self, field: str, what: str) -> NoReturn:
         refuse(self.path, self.place, field, what, self.format)
@@ -66,6 +70,13 @@ class Record:
             self.refuse(field, f"must hold texts, or lists of texts, got {_shown(value)}")
         return groups
 
+    def references(self, field: str) -> tuple[tuple[str, ...], ...]:
+        """``groups`` without empty texts, which would stand in any answer."""
+        filled = (tuple(form for form in group if form.strip()) for group in self.groups(field))
+        if not (found := tuple(group for group in filled if group)):
+            self.refuse(field, f"must hold text, got {_shown(self.values[field])}")
+        return found
+
     def nested(self, field: str) -> Record:
         value = self._value(field)
         if not isinstance(value, Mapping):
@@ -87,12 +98,21 @@ class Record:
         return self.values[field]
 
 
-def read_records(path: Path, format: Format) -> Iterator[Record]:
+def read_records(path: Path, format: Format, named_by: str = "") -> Iterator[Record]:
     """Of a file of lines, or of a list; the objects of a list at the key ``Data`` (TriviaQA) as well.
+    ``named_by``: the field that names a record; where there is none, or another has the same, its place does.
 
     Raises:
         InvalidRequest: the file cannot be read, or holds something else.
     """
+    taken: set[str] = set()
+    for record in _records(path, format):
+        name = str(record.values[named_by]) if record.has(named_by) else record.place
+        yield replace(record, name=f"{name}, {record.place}" if name in taken else name)
+        taken.add(name)
+
+
+def _records(path: Path, format: Format) -> Iterator[Record]:
     text = read_text(path, format.option)
     if not text.strip():
         refuse(path, "line 1", "", "the file is empty", format)
@@ -134,7 +154,7 @@ def read_text(path: Path, option: str = "--data") -> str:
         return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
     except FileNotFoundError:
         raise InvalidRequest(f"{option}: there is no file {path}") from None
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise InvalidRequest(
             f"{option}: {path} cannot be read ({error}); name a file of UTF-8 text"
         ) from None
@@ -155,12 +175,14 @@ def refuse(path: Path, place: str, field: str, what: str, format: Format) -> NoR
 def _record(path: Path, place: str, value: Any, format: Format) -> Record:
     if not isinstance(value, Mapping):
         refuse(path, place, "", f"is no object, but {_shown(value)}", format)
+    if field := halved_field(value):
+        refuse(path, place, field, HALVED, format)
     return Record(path, place, format, value)
 
 
 def _parsed(path: Path, place: str, text: str, format: Format) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError as error:
         refuse(path, place, "", f"is no JSON ({error})", format)
 
@@ -169,7 +191,7 @@ def _is_one_object(text: str) -> bool:
     """Over several lines, so that its first line is none."""
     first = text.lstrip().partition("\n")[0]
     try:
-        return isinstance(whole := json.loads(first), dict) and isinstance(whole.get("Data"), list)
+        return isinstance(whole := parse_json(first), dict) and isinstance(whole.get("Data"), list)
     except ValueError:
         return '"Data"' in text[:2000]
 

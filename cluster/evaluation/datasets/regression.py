@@ -3,6 +3,7 @@ Without documents all modes are one, so they are asked once."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from cluster.evaluation.cases import EvalCase, EvalTask
@@ -14,6 +15,7 @@ MMLU = Format("MMLU", "rows of a question, four choices, and A, B, C or D")
 TRIVIAQA = Format("TriviaQA", "Data, each with Question, and Answer with Value and Aliases")
 GSM8K = Format("GSM8K", "question, and answer with “#### NUMBER” at its end")
 _LETTERS = "ABCD"
+_NUMBER = re.compile(r"-?[0-9][0-9,]*(\.[0-9]+)?")
 
 
 def mmlu_tasks(path: Path, wanted: WantedCases) -> list[EvalTask]:
@@ -54,12 +56,13 @@ def _choices(path: Path, place: str, row: list[str]) -> EvalCase:
 def _trivia(record: Record) -> EvalCase:
     answer = record.nested("Answer")
     forms = [answer.text("Value"), *(answer.texts("Aliases") if answer.values.get("Aliases") else ())]
-    return EvalCase(record.place, record.text("Question"), (tuple(dict.fromkeys(forms)),))
+    told = tuple(dict.fromkeys(form for form in forms if form.strip()))
+    return EvalCase(record.name, record.text("Question"), (told,))
 
 
 def _sum(record: Record) -> EvalCase:
     _, marked, number = record.text("answer").rpartition("####")
     number = number.strip()
-    if not marked or not number.replace(",", "").replace(".", "", 1).lstrip("-").isdigit():
+    if not marked or not _NUMBER.fullmatch(number):
         record.refuse("answer", "does not end with “#### NUMBER”")
-    return EvalCase(record.place, record.text("question"), ((number,),))
+    return EvalCase(record.name, record.text("question"), ((number,),))

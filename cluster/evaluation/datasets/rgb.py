@@ -36,7 +36,7 @@ def rgb_tasks(path: Path, wanted: WantedCases) -> list[EvalTask]:
     Raises:
         InvalidRequest: names line and field.
     """
-    records = list(read_records(path, RGB))
+    records = list(read_records(path, RGB, "id"))
     name = f"rgb_{path.name.partition('.')[0]}"
     if records[0].has("positive_wrong"):
         return _counterfactual(name, records, wanted)
@@ -70,7 +70,7 @@ def _integration(name: str, records: Sequence[Record], noise: float, wanted: Wan
     """One passage for each part of the answer, then more of them in turn, as far as noise leaves places."""
 
     def case(record: Record) -> EvalCase:
-        rng = wanted.rng(f"{_id(record)} parts")
+        rng = wanted.rng(f"{record.name} parts")
         parts = [rng.sample(part, len(part)) for part in map(list, record.groups("positive"))]
         in_turn = [one for row in zip_longest(*parts) for one in row if one is not None]
         num_good = max(len(parts), wanted.passages - math.ceil(wanted.passages * noise))
@@ -86,7 +86,7 @@ def _counterfactual(name: str, records: Sequence[Record], wanted: WantedCases) -
 
     def case(record: Record) -> EvalCase:
         wrong = record.texts("positive_wrong")
-        rng = wanted.rng(f"{_id(record)} wrong")
+        rng = wanted.rng(f"{record.name} wrong")
         chosen = rng.sample(wrong, min(len(wrong), wanted.passages))
         return _case(record, wanted, chosen, _negatives(record)[: wanted.passages - len(chosen)], _FACTS)
 
@@ -117,12 +117,12 @@ def _case(
 ) -> EvalCase:
     """``good``: tell the answer."""
     passages = [*((text, True) for text in good), *((text, False) for text in bad)]
-    wanted.rng(f"{_id(record)} order").shuffle(passages)
+    wanted.rng(f"{record.name} order").shuffle(passages)
     question = record.text("query")
     return EvalCase(
-        _id(record),
+        record.name,
         f"{instruction[is_chinese(question)]}{question}",
-        record.groups("answer"),
+        record.references("answer"),
         tuple(EvalDocument(text) for text, _ in passages if text.strip()),
         tuple(_evidence(passages)),
     )
@@ -140,8 +140,3 @@ def _negatives(record: Record) -> list[str]:
 def _is_integration(record: Record) -> bool:
     positive = record.values.get("positive")
     return isinstance(positive, list) and bool(positive) and isinstance(positive[0], list)
-
-
-def _id(record: Record) -> str:
-    """By which answers are kept."""
-    return str(record.values["id"]) if record.has("id") else record.place

@@ -131,6 +131,26 @@
 {{- end -}}
 {{- end -}}
 
+{{- if eq $v.selector.placement "generators" -}}
+{{- if not (dig "selector" "model" "" $config) -}}
+{{- fail "selector.placement: is generators, but there is no selector; set config.selector.model" -}}
+{{- end -}}
+{{- if hasKey $addresses "generator" -}}
+{{- fail "selector.placement: is generators, but config.applications.generator.address leaves them to another cluster; use services" -}}
+{{- end -}}
+{{- range $key := list "num_replicas" "max_replicas" -}}
+{{- if dig "selector" "deployment" $key 0 $config -}}
+{{- fail (printf "config.selector.deployment.%s: there is one selector for each generator; set generator.replicas, or selector.placement=services" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $section := list "gateway" "ingestion" "retrieval" "kv_store" "selector" -}}
+{{- $deployment := dig $section "deployment" dict $config -}}
+{{- if and (hasKey $deployment "num_replicas") (not $deployment.num_replicas) (not $deployment.max_replicas) -}}
+{{- fail (printf "config.%s.deployment.num_replicas: 0 needs a max_replicas to scale up to; set that, or at least 1" $section) -}}
+{{- end -}}
+{{- end -}}
+
 {{- if include "kvquilt.embeddedIndex" . -}}
 {{- if gt (int $v.services.replicas) 1 -}}
 {{- fail (printf "services.replicas: is %d, but the embedded Milvus lives in one pod; use 1, or set milvus.uri" (int $v.services.replicas)) -}}

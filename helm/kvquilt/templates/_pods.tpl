@@ -287,6 +287,8 @@ emptyDir:
 - name: _KVQUILT_STALL_S
   value: {{ default 60 $limits.stall_s | quote }}
 - {name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, value: shared.slow_readers.guards}
+# Serve replaces a proxy that died after three looks at it.
+- {name: RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S, value: "2"}
 - {name: RAY_DEDUP_LOGS, value: "0"}
 - {name: RAY_COLOR_PREFIX, value: "0"}
 {{- if eq .Values.rayAuth "disabled" }}

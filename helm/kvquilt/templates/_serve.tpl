@@ -43,6 +43,9 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 {{- range list "kv_store" "retrieval" "ingestion" "gateway" "selector" -}}
 {{- $_ := set $decided . (mergeOverwrite (default dict (get $decided .)) (deepCopy $onServices)) -}}
 {{- end -}}
+{{- if eq .Values.selector.placement "generators" -}}
+{{- $_ := set $decided.selector "deployment" (dict "resources" (dict "kvquilt_selector" 1) "num_replicas" (int .Values.generator.replicas)) -}}
+{{- end -}}
 {{- /* In the services' pods nobody but the Envoy calls from loopback. */ -}}
 {{- if .Values.tls.clientCaSecret }}{{ $_ := set $quilt "auth" (mergeOverwrite (default dict $quilt.auth) (dict "certificates" (dict "loopback" true))) }}{{ end -}}
 {{- $_ := set $decided "auth" (dict "mode" .Values.auth.mode) -}}
@@ -90,7 +93,7 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 {{- with $section.deployment.tracing }}{{ $_ := set $told "tracing" . }}{{ end -}}
 {{- with $told }}{{ $_ := set $own "deployment" . }}{{ end -}}
 {{- if $own }}{{ $_ := set $args $name $own }}{{ end -}}
-{{- $deployment := include "kvquilt.deployment" (dict "name" $name "deployment" $section.deployment) | fromYaml -}}
+{{- $deployment := include "kvquilt.deployment" (dict "name" $name "section" $section) | fromYaml -}}
 {{- if and (not (hasKey $addresses $name)) (or (ne $name "selector") $section.model) -}}
 {{- $applications = append $applications (dict
       "name" $name
@@ -113,13 +116,15 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 
 {{- /* What Serve changes without building the application anew: shared/deployment.py, serve_options. */ -}}
 {{- define "kvquilt.deployment" -}}
-{{- $d := .deployment -}}
-{{- $replicas := int (default 1 $d.num_replicas) -}}
+{{- $d := .section.deployment -}}
+{{- $replicas := hasKey $d "num_replicas" | ternary $d.num_replicas 1 | int -}}
 {{- $most := int (default 0 $d.max_replicas) -}}
+{{- $drain := hasKey $d "drain_s" | ternary $d.drain_s 20.0 | float64 -}}
+{{- if gt $most $replicas }}{{ $drain = maxf $drain (hasKey $d "scale_down_s" | ternary $d.scale_down_s 600.0) }}{{ end -}}
 name: {{ .name }}
 max_ongoing_requests: {{ int (default 512 $d.max_ongoing_requests) }}
 max_queued_requests: {{ hasKey $d "max_queued_requests" | ternary $d.max_queued_requests 256 | int }}
-graceful_shutdown_timeout_s: {{ hasKey $d "drain_s" | ternary $d.drain_s 20.0 }}
+graceful_shutdown_timeout_s: {{ $drain }}
 ray_actor_options:
   num_cpus: {{ default 0.0 $d.num_cpus }}
   num_gpus: {{ default 0.0 $d.num_gpus }}
@@ -132,6 +137,14 @@ autoscaling_config:
   min_replicas: {{ $replicas }}
   max_replicas: {{ $most }}
   target_ongoing_requests: {{ int (default 8 $d.target_ongoing_requests) }}
+  look_back_period_s: 15.0
+  upscale_delay_s: {{ hasKey $d "upscale_delay_s" | ternary $d.upscale_delay_s 10.0 }}
+  downscale_delay_s: {{ hasKey $d "downscale_delay_s" | ternary $d.downscale_delay_s 300.0 }}
+{{- if has .name (list "generator" "selector") }}
+  policy:
+    policy_function: shared.scaling:QueuePolicy
+    policy_kwargs: {{ merge (dict) (default dict .section.scaling) (dict "queued_ms" 500.0 "latency_ms" 2000.0 "load" 0.8) | toJson }}
+{{- end }}
 {{- else }}
 num_replicas: {{ $replicas }}
 {{- end }}

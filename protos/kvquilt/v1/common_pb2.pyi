@@ -48,18 +48,20 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_REFUSED: FinishReason
 
 class RequestMeta(_message.Message):
-    __slots__ = ("request_id", "tenant", "deadline_ms", "principal", "traceparent")
+    __slots__ = ("request_id", "tenant", "deadline_ms", "principal", "traceparent", "priority")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     deadline_ms: int
     principal: str
     traceparent: str
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., principal: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    priority: int
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., principal: _Optional[str] = ..., traceparent: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class HealthRequest(_message.Message):
     __slots__ = ("meta",)
@@ -213,7 +215,7 @@ class TokenLogprob(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "reused_tokens", "recomputed_tokens", "generated_tokens", "loaded_tokens", "selected_tokens", "picked_tokens", "grouped_tokens", "reuse", "note", "isolated_tokens", "adapter", "verdict", "drafted_tokens", "accepted_tokens", "written_tokens", "route")
+    __slots__ = ("prompt_tokens", "reused_tokens", "recomputed_tokens", "generated_tokens", "loaded_tokens", "selected_tokens", "picked_tokens", "grouped_tokens", "reuse", "note", "isolated_tokens", "adapter", "verdict", "drafted_tokens", "accepted_tokens", "written_tokens", "route", "chunk_origins")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +233,7 @@ class Usage(_message.Message):
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_ORIGINS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     reused_tokens: int
     recomputed_tokens: int
@@ -248,7 +251,8 @@ class Usage(_message.Message):
     accepted_tokens: int
     written_tokens: int
     route: str
-    def __init__(self, prompt_tokens: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., loaded_tokens: _Optional[int] = ..., selected_tokens: _Optional[int] = ..., picked_tokens: _Optional[int] = ..., grouped_tokens: _Optional[int] = ..., reuse: _Optional[str] = ..., note: _Optional[str] = ..., isolated_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., verdict: _Optional[_Union[ObeyedVerdict, _Mapping]] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ..., route: _Optional[str] = ...) -> None: ...
+    chunk_origins: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, prompt_tokens: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., loaded_tokens: _Optional[int] = ..., selected_tokens: _Optional[int] = ..., picked_tokens: _Optional[int] = ..., grouped_tokens: _Optional[int] = ..., reuse: _Optional[str] = ..., note: _Optional[str] = ..., isolated_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., verdict: _Optional[_Union[ObeyedVerdict, _Mapping]] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ..., route: _Optional[str] = ..., chunk_origins: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ObeyedVerdict(_message.Message):
     __slots__ = ("id", "agreement")

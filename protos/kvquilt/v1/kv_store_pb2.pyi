@@ -451,18 +451,22 @@ class PrincipalStats(_message.Message):
     def __init__(self, principal: _Optional[str] = ..., num_documents: _Optional[int] = ..., num_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ...) -> None: ...
 
 class TenantStats(_message.Message):
-    __slots__ = ("tenant", "num_documents", "num_bytes", "quota_bytes", "principals")
+    __slots__ = ("tenant", "num_documents", "num_bytes", "quota_bytes", "principals", "num_items", "item_bytes")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     NUM_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     PRINCIPALS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    ITEM_BYTES_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     num_documents: int
     num_bytes: int
     quota_bytes: int
     principals: _containers.RepeatedCompositeFieldContainer[PrincipalStats]
-    def __init__(self, tenant: _Optional[str] = ..., num_documents: _Optional[int] = ..., num_bytes: _Optional[int] = ..., quota_bytes: _Optional[int] = ..., principals: _Optional[_Iterable[_Union[PrincipalStats, _Mapping]]] = ...) -> None: ...
+    num_items: int
+    item_bytes: int
+    def __init__(self, tenant: _Optional[str] = ..., num_documents: _Optional[int] = ..., num_bytes: _Optional[int] = ..., quota_bytes: _Optional[int] = ..., principals: _Optional[_Iterable[_Union[PrincipalStats, _Mapping]]] = ..., num_items: _Optional[int] = ..., item_bytes: _Optional[int] = ...) -> None: ...
 
 class StatsResponse(_message.Message):
     __slots__ = ("nodes", "objects", "tenants", "num_unreachable", "objects_detail")

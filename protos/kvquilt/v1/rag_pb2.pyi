@@ -109,12 +109,16 @@ class AnswerEvent(_message.Message):
     def __init__(self, retrieved: _Optional[_Union[Retrieved, _Mapping]] = ..., token: _Optional[_Union[_generation_pb2.GeneratedToken, _Mapping]] = ..., answer: _Optional[_Union[AnswerText, _Mapping]] = ..., usage: _Optional[_Union[AnswerUsage, _Mapping]] = ..., done: _Optional[_Union[AnswerDone, _Mapping]] = ..., chosen: _Optional[_Union[_common_pb2.Chosen, _Mapping]] = ..., margin_token: _Optional[_Union[_common_pb2.MarginToken, _Mapping]] = ..., margin: _Optional[_Union[_common_pb2.Margin, _Mapping]] = ..., selected: _Optional[_Union[_recompute_pb2.Selected, _Mapping]] = ...) -> None: ...
 
 class Retrieved(_message.Message):
-    __slots__ = ("hits", "mode")
+    __slots__ = ("hits", "mode", "queries", "follow_up")
     HITS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_UP_FIELD_NUMBER: _ClassVar[int]
     hits: _containers.RepeatedCompositeFieldContainer[_retrieval_pb2.SearchHit]
     mode: _retrieval_pb2.SearchMode
-    def __init__(self, hits: _Optional[_Iterable[_Union[_retrieval_pb2.SearchHit, _Mapping]]] = ..., mode: _Optional[_Union[_retrieval_pb2.SearchMode, str]] = ...) -> None: ...
+    queries: _containers.RepeatedScalarFieldContainer[str]
+    follow_up: str
+    def __init__(self, hits: _Optional[_Iterable[_Union[_retrieval_pb2.SearchHit, _Mapping]]] = ..., mode: _Optional[_Union[_retrieval_pb2.SearchMode, str]] = ..., queries: _Optional[_Iterable[str]] = ..., follow_up: _Optional[str] = ...) -> None: ...
 
 class AnswerText(_message.Message):
     __slots__ = ("question", "sample", "text", "finish_reason", "citations", "score")

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from services.gateway.http.headers import context_of
 from services.gateway.http.heard import AskedLogprobs
+from shared.admission.priority import HIGHEST, LOWEST
 from shared.answer import Inquiry, RetrievalOptions
 from shared.errors import InvalidRequest
 from shared.generation.asked import SamplingParams
@@ -45,13 +46,21 @@ BodyList = Annotated[list[ItemT], Field(fail_fast=True)]
 
 
 class Lenient(BaseModel):
-    """Keeps what it does not know, to be refused by name unless it asks for nothing."""
+    """Keeps what it does not know, to be refused by name unless it asks for nothing: who reads the schema is
+    told of nothing else."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(
+        extra="allow",
+        strict=True,
+        json_schema_extra={"additionalProperties": {"enum": [None, "", [], {}]}},
+    )
 
 
 class StreamOptions(Lenient):
+    """``continuous_usage_stats``: vLLM's, with which others' benchmarks ask; the last chunk alone tells."""
+
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class QuestionBody(Lenient, ABC):
@@ -84,6 +93,7 @@ class QuestionBody(Lenient, ABC):
     shadow: bool | None = None
     tenant: str | None = None
     deadline_ms: int | None = Field(None, ge=1, le=_DAY_MS)
+    priority: int | None = Field(None, ge=HIGHEST, le=LOWEST)
     ignore_eos: bool | None = None
 
     @property
@@ -123,7 +133,8 @@ class QuestionBody(Lenient, ABC):
     @property
     def with_usage(self) -> bool:
         """A stream ends with what it cost."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+        asked = self.stream_options
+        return asked is not None and bool(asked.include_usage or asked.continuous_usage_stats)
 
     def check(self) -> None:
         """
@@ -141,7 +152,7 @@ class QuestionBody(Lenient, ABC):
         Raises:
             InvalidRequest: the tenant is no name, or the header names another one.
         """
-        return context_of(headers, caller, self.tenant or "", self.deadline_ms or 0)
+        return context_of(headers, caller, self.tenant or "", self.deadline_ms or 0, self.priority or 0)
 
     def collection_named(self) -> str:
         """

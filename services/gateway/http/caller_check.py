@@ -21,6 +21,7 @@ _METHOD, _METHOD_AT = (
         "/v1/tiers": "Stats",
         "/health": "Health",
         "/v1/embeddings": "Embed",
+        "/v1/feedback": "Feedback",
     },
 )
 """Of the RPC whose callers may use HTTP: what it serves is for those who may ask, but how all is is for those

@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from shared.errors import (
     ContextTooLong,
@@ -40,6 +41,7 @@ _RENAMED = {
     "meta.request_id": "x-request-id",
     "meta.tenant": "tenant",
     "meta.deadline_ms": "deadline_ms",
+    "meta.priority": "priority",
 }
 NO_NAMES: Mapping[str, str] = {}
 _DOTTED = re.compile("|".join(re.escape(name) for name in _RENAMED if "." in name))
@@ -131,7 +133,16 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     }
     message = messages.get(error.status_code, str(error.detail))
     code = HTTPStatus(error.status_code).name.lower()
-    return _response(error.status_code, _body(error.status_code, message, code), error.headers or {})
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = ", ".join(sorted(_methods(request)))
+    return _response(error.status_code, _body(error.status_code, message, code), headers)
+
+
+def _methods(request: Request) -> set[str]:
+    """All that are possible on its path: Starlette names those of the first route alone."""
+    routes = [one for one in request.app.routes if one.matches(request.scope)[0] is not Match.NONE]
+    return {method for route in routes for method in getattr(route, "methods", None) or ()}
 
 
 def _body(status: int, message: str, code: str, param: str | None = None) -> ApiErrorBody:

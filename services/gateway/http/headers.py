@@ -22,17 +22,22 @@ class _Meta:
     request_id: str
     tenant: str
     deadline_ms: int
+    priority: int
     principal: str = ""
     traceparent: str = ""
 
 
 def context_of(
-    headers: Mapping[str, str], caller: Caller = OPERATOR, tenant: str = "", deadline_ms: int = 0
+    headers: Mapping[str, str],
+    caller: Caller = OPERATOR,
+    tenant: str = "",
+    deadline_ms: int = 0,
+    priority: int = 0,
 ) -> RequestContext:
     """``tenant``: that the body names; 0: the usual deadline.
 
     Raises:
-        InvalidRequest: the tenant is no name, or the header names another one.
+        InvalidRequest: the tenant is no name, or the header names another one; there is no such priority.
     """
     header = headers.get(TENANT_HEADER, "")
     if header and tenant and header != tenant:
@@ -42,6 +47,7 @@ def context_of(
             headers.get(REQUEST_ID_HEADER, ""),
             tenant or header,
             deadline_ms,
+            priority,
             traceparent=headers.get(TRACEPARENT_HEADER, ""),
         )
     )

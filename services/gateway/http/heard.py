@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from services.gateway.http.explained import ExplainedChunk, explained
-from shared.answer import AnswerEvent, AnswerText, AnswerUsage, Retrieved
+from shared.answer import AnswerEvent, AnswerText, AnswerUsage, FollowUp, Retrieved
 from shared.errors import InvalidRequest
 from shared.generation.told import FinishReason, SelectedEvent, Timings, TokenEvent, Usage
 from shared.search import SearchHit
@@ -68,8 +68,9 @@ class PastedContext(BaseModel):
 class Extension(BaseModel):
     """``pasted``: null where that was not looked for.
     ``mode``, ``adapter``: those that were used; ``note``: why they are not what was asked for.
-    ``sources``: the context, in its order. ``citations``: best first. ``context``: null where no explanation
-    was asked for."""
+    ``queries``: what was searched by; ``follow_up``: how it came of a question that follows others, null: it
+    follows none. ``sources``: the context, in its order. ``citations``: best first. ``context``: null where
+    no explanation was asked for."""
 
     request_id: str
     collection: str
@@ -78,6 +79,8 @@ class Extension(BaseModel):
     adapter: str | None
     note: str
     refused: bool
+    queries: list[str]
+    follow_up: str | None
     citations: list[CitedChunk]
     sources: list[ContextChunk]
     pasted: PastedContext | None
@@ -129,6 +132,8 @@ class Heard:
     head: AnswerHead
     sources: list[ContextChunk] = field(default_factory=list)
     retrieved: Retrieved | None = None
+    queries: Sequence[str] = ()
+    follow_up: FollowUp = FollowUp.NONE
     selections: list[SelectedEvent] = field(default_factory=list)
     pasted: PastedContext | None = None
     texts: list[AnswerText] = field(default_factory=list)
@@ -152,6 +157,7 @@ class Heard:
     def note(self, event: AnswerEvent) -> None:
         match event:
             case Retrieved():
+                self.queries, self.follow_up = event.queries, event.follow_up
                 self.retrieved = event if self.head.explain else None
                 self.sources = [
                     ContextChunk(
@@ -193,6 +199,8 @@ class Heard:
             adapter=usage.adapter or None,
             note=usage.note,
             refused=any(text.finish_reason is FinishReason.REFUSED for text in self.texts),
+            queries=list(self.queries),
+            follow_up=self.follow_up.value or None,
             citations=[
                 CitedChunk(
                     **self.sources[cited.hit].model_dump(),
@@ -219,7 +227,9 @@ class Heard:
                 one.name.removesuffix("_s"): round(getattr(timings, one.name) * 1000, 3)
                 for one in fields(timings)
             },
-            context=None if self.retrieved is None else explained(self.retrieved, self.selections),
+            context=None
+            if self.retrieved is None
+            else explained(self.retrieved, self.selections, usage.chunk_origins),
         )
 
     @property

@@ -6,12 +6,14 @@ from functools import partial
 
 from fastapi import FastAPI, Request, Response
 
+from services.gateway.http.bodies import check_parameters
 from services.gateway.http.door import HttpDoor
 from services.gateway.http.errors import API_ERRORS
 from services.gateway.http.messages import WireRequest, deleting, upserting
 from services.gateway.http.paging import AskedPage, listed
 from services.gateway.http.store_bodies import (
     AttachRequest,
+    AttributesRequest,
     BatchBody,
     BatchRequest,
     MemberBody,
@@ -56,6 +58,19 @@ def add_members(app: FastAPI, door: HttpDoor, members: Members) -> None:
             return MemberBody.of(await members.get(ctx, store_id, file_id))
 
         return await door.through(http, "ListDocuments", partial(listing_of, store_id), work)
+
+    @app.post(_FILES + "/{file_id}", response_model=MemberBody, responses=API_ERRORS)
+    async def change(body: AttributesRequest, http: Request, store_id: str, file_id: str) -> Response:
+        def asked() -> WireRequest:
+            check_id(store_id)
+            check_parameters(body, {})
+            return upserting(store_id, [file_id])
+
+        async def work(ctx: RequestContext) -> MemberBody:
+            await members.get(ctx, store_id, file_id)
+            return MemberBody.of(await members.attach(ctx, store_id, file_id, body.attributes))
+
+        return await door.through(http, "Upsert", asked, work, {"documents[0].document_id": "file_id"})
 
     @app.delete(_FILES + "/{file_id}", response_model=MemberDeletedBody, responses=API_ERRORS)
     async def detach(http: Request, store_id: str, file_id: str) -> Response:

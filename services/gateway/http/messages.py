@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from protos.kvquilt.v1 import ingest_pb2, kv_store_pb2, rag_pb2, retrieval_pb2
 from services.gateway.kept.searching import StoreSearch
+from shared.feedback import Feedback
+from shared.wire.feedback import FEEDBACK
 from shared.wire.retrieval import FILTER
 
 WireRequest = (
@@ -19,6 +21,7 @@ WireRequest = (
     | kv_store_pb2.DeleteItemRequest
     | kv_store_pb2.StatsRequest
     | rag_pb2.StatusRequest
+    | rag_pb2.FeedbackRequest
 )
 
 
@@ -28,6 +31,10 @@ def asking_state() -> rag_pb2.StatusRequest:
 
 def asking_tiers() -> kv_store_pb2.StatsRequest:
     return kv_store_pb2.StatsRequest()
+
+
+def rating(feedback: Feedback) -> rag_pb2.FeedbackRequest:
+    return FEEDBACK.to_pb(feedback)
 
 
 def embedding(texts: Sequence[str], queries: bool) -> retrieval_pb2.EmbedRequest:

@@ -34,7 +34,7 @@ def _asked(
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 20,
     after: str = "",
     order: Literal["asc", "desc"] = "desc",
-    before: str = "",
+    before: Annotated[str, Query(include_in_schema=False)] = "",
 ) -> PageAsked:
     """
     Raises:

@@ -27,7 +27,7 @@ from services.gateway.http.bodies import (
 from services.gateway.http.heard import AskedLogprobs
 from services.gateway.pasted.known_chunks import BORDER
 from shared.answer import HandedDocument, Inquiry
-from shared.earlier_turns import EarlierTurn, Speaker, preface_of
+from shared.earlier_turns import EarlierTurn, Speaker
 from shared.errors import InvalidRequest
 from shared.generation.response_format import ResponseFormat
 
@@ -137,8 +137,12 @@ class ChatRequest(QuestionBody):
                 pasted=True,
             )
         collection = (self.collection or "") if self.documents else self.collection_named()
-        preface = preface_of(spoken.turns, spoken.told)
-        return replace(asked(collection), preface=preface, documents=_handed(self.documents or ()))
+        return replace(
+            asked(collection),
+            preface="\n".join(spoken.told),
+            turns=spoken.turns,
+            documents=_handed(self.documents or ()),
+        )
 
     def _pastes(self, spoken: Spoken) -> bool:
         if self.pasted is not None:

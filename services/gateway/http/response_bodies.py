@@ -81,7 +81,7 @@ class IncompleteDetails(BaseModel):
 
 
 class ResponseBody(BaseModel):
-    """``store`` is false: responses are not kept. ``usage`` and ``kvquilt`` null: it is not over."""
+    """``store``: it is kept. ``usage`` and ``kvquilt`` null: it is not over."""
 
     id: str
     object: Literal["response"] = "response"
@@ -95,8 +95,8 @@ class ResponseBody(BaseModel):
     model: str
     output: list[FileSearchCall | OutputMessage]
     parallel_tool_calls: bool = True
-    previous_response_id: None = None
-    store: Literal[False] = False
+    previous_response_id: str | None = None
+    store: bool = False
     temperature: float
     text: dict[str, Any]
     tool_choice: Any
@@ -105,6 +105,12 @@ class ResponseBody(BaseModel):
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
     kvquilt: Extension | None = None
+
+    @property
+    def text_of_answer(self) -> str:
+        """What was said, or why nothing was."""
+        parts = [part for item in self.output if isinstance(item, OutputMessage) for part in item.content]
+        return "".join(part.refusal if isinstance(part, OutputRefusal) else part.text for part in parts)
 
 
 class ResponseEvent(RootModel[dict[str, Any]]):

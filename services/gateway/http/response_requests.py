@@ -1,7 +1,7 @@
 """Defines what may be asked of ``/v1/responses``, and the ``Inquiry`` that it becomes.
 
 The tool ``file_search`` names the vector store, which is a collection, and is always called: an answer is
-read from documents. Responses are not kept, so that none goes on from another.
+read from documents.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from services.gateway.http.bodies import (
     MAX_NUMBER,
@@ -22,10 +22,10 @@ from services.gateway.http.bodies import (
     check_extra,
 )
 from services.gateway.http.heard import AskedLogprobs
-from services.gateway.http.requests import NamedSchema, spoken_of
+from services.gateway.http.requests import Spoken, spoken_of
 from services.gateway.kept.attributes import filters_of
 from shared.answer import Inquiry, RetrievalOptions
-from shared.earlier_turns import preface_of
+from shared.earlier_turns import EarlierTurn
 from shared.errors import InvalidRequest
 from shared.generation.response_format import ResponseFormat
 
@@ -86,11 +86,15 @@ class FileSearchTool(Lenient):
         return RetrievalOptions(self.max_num_results or 0, filters=filters)
 
 
-class TextFormat(NamedSchema):
-    """OpenAI's other spelling: the schema stands beside the type."""
+class TextFormat(Lenient):
+    """OpenAI's other spelling of a format: the schema stands beside its type. ``name``, ``description`` and
+    ``strict`` change nothing."""
 
     type: Literal["text", "json_object", "json_schema"]
-    of: dict[str, Any] | None = Field(None, alias="schema")  # type: ignore[assignment]
+    name: BodyText | None = None
+    description: BodyText | None = None
+    strict: bool | None = None
+    of: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class TextOptions(Lenient):
@@ -100,7 +104,6 @@ class TextOptions(Lenient):
 class ResponseRequest(QuestionBody):
     neutral: ClassVar[Mapping[str, Sequence[object]]] = {
         **QuestionBody.neutral,
-        "store": (False,),
         "background": (False,),
         "parallel_tool_calls": (True, False),
         "truncation": ("disabled", "auto"),
@@ -117,6 +120,10 @@ class ResponseRequest(QuestionBody):
     include: BodyList[str] | None = None
     text: TextOptions | None = None
     metadata: dict[BodyText, BodyText] | None = None
+    store: bool | None = None
+    previous_response_id: BodyText | None = None
+
+    _earlier: tuple[EarlierTurn, ...] = PrivateAttr(())
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -168,17 +175,31 @@ class ResponseRequest(QuestionBody):
         Raises:
             InvalidRequest: there is none.
         """
-        return spoken_of(self._said(), "input").question
+        return self._spoken().question
+
+    @property
+    def turns(self) -> tuple[EarlierTurn, ...]:
+        """What was said in front of the question. Raises like ``question``."""
+        return self._earlier + self._spoken().turns
+
+    @property
+    def said(self) -> list[tuple[str, str]]:
+        """Role and text of each message."""
+        return self._said()
+
+    def go_on_from(self, turns: tuple[EarlierTurn, ...]) -> None:
+        """``turns``: of the response that this one follows."""
+        self._earlier = turns
 
     def inquiry(self) -> Inquiry:
-        spoken = spoken_of(self._said(), "input")
+        spoken = self._spoken()
         told = ((self.instructions,) if self.instructions else ()) + spoken.told
         retrieval = RetrievalOptions(self.top_k or 0)
         for i, tool in enumerate(self.tools or ()):
             retrieval = tool.retrieval(f"tools[{i}]")
             self._take_store(tool.vector_store_ids, f"tools[{i}].vector_store_ids")
         asked = self.asks(self.collection_named(), (spoken.question,), self.max_output_tokens)
-        return replace(asked, preface=preface_of(spoken.turns, told), retrieval=retrieval)
+        return replace(asked, preface="\n".join(told), turns=self.turns, retrieval=retrieval)
 
     def _take_store(self, store_ids: Sequence[str], where: str) -> None:
         if len(store_ids) != 1:
@@ -186,6 +207,9 @@ class ResponseRequest(QuestionBody):
         if self.collection and self.collection != store_ids[0]:
             raise InvalidRequest(f"{where}: is another one than collection; give one of them")
         self.collection = store_ids[0]
+
+    def _spoken(self) -> Spoken:
+        return spoken_of(self._said(), "input")
 
     def _said(self) -> list[tuple[str, str]]:
         if isinstance(self.input, str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -25,8 +25,8 @@ from services.gateway.http.response_bodies import (
     Status,
 )
 from services.gateway.http.response_requests import ResponseRequest
-from services.gateway.kept.attributes import attributes_of
 from services.gateway.kept.members import file_id_of, filename_of
+from services.gateway.kept.searching import found_of
 from shared.answer import AnswerEvent, AnswerText, AnswerUsage, Citation, Retrieved
 from shared.generation.told import FinishReason, TokenEvent
 from shared.search import SearchHit
@@ -35,10 +35,18 @@ _CALL_AT, _MESSAGE_AT = 0, 1
 
 
 class ResponseForm:
-    """Of one response."""
+    """Of one response. ``response_id`` empty: named after the request. ``keep``: keeps it once it is whole,
+    and says whether it did; None: it is not kept."""
 
-    def __init__(self, head: AnswerHead, asked: ResponseRequest) -> None:
-        self._head, self._asked = head, asked
+    def __init__(
+        self,
+        head: AnswerHead,
+        asked: ResponseRequest,
+        response_id: str = "",
+        keep: Callable[[ResponseBody], Awaitable[bool]] | None = None,
+    ) -> None:
+        self._head, self._asked, self._keep = head, asked, keep
+        self._id = response_id or f"resp_{head.request_id}"
         self._heard = Heard(head)
         self._hits: Sequence[SearchHit] = ()
         self._num_events = 0
@@ -48,7 +56,7 @@ class ResponseForm:
         async with aclosing(events):
             async for event in events:
                 self._note(event)
-        return self._ended()
+        return await self._whole()
 
     async def growing(self, events: AsyncGenerator[AnswerEvent, None]) -> AsyncGenerator[ResponseEvent, None]:
         begun = False
@@ -61,6 +69,9 @@ class ResponseForm:
                         yield one
                 for one in self._told(event):
                     yield one
+                if isinstance(event, AnswerUsage):
+                    response = await self._whole()
+                    yield self._event(response.status, response=response)
 
     def _note(self, event: AnswerEvent) -> None:
         self._heard.note(event)
@@ -76,9 +87,6 @@ class ResponseForm:
                 yield from self._grow(event.text)
             case AnswerText():
                 yield from self._end(event)
-            case AnswerUsage():
-                response = self._ended()
-                yield self._event(response.status, response=response)
 
     # ---- events
 
@@ -145,13 +153,24 @@ class ResponseForm:
     def _message_id(self) -> str:
         return f"msg_{self._head.request_id}"
 
+    async def _whole(self) -> ResponseBody:
+        response = self._ended()
+        if self._keep is None or await self._keep(response):
+            return response
+        return response.model_copy(update={"store": False})
+
     def _ended(self) -> ResponseBody:
         (answer,) = self._heard.texts
         return self._response(_status_of(answer), [self._call("completed"), self._message(answer)])
 
     def _call(self, status: Any, results: bool = True) -> FileSearchCall:
         found = [_found(hit) for hit in self._hits] if results and self._asked.with_results else None
-        return FileSearchCall(id=self._call_id, status=status, queries=[self._asked.question], results=found)
+        return FileSearchCall(id=self._call_id, status=status, queries=list(self._queries), results=found)
+
+    @property
+    def _queries(self) -> Sequence[str]:
+        """Until they are known, and if nothing is searched, the question."""
+        return self._heard.queries or (self._asked.question,)
 
     def _message(self, answer: AnswerText) -> OutputMessage:
         part: OutputText | OutputRefusal
@@ -166,7 +185,7 @@ class ResponseForm:
         asked, over = self._asked, status != "in_progress"
         usage = self._heard.cost.usage
         return ResponseBody(
-            id=f"resp_{self._head.request_id}",
+            id=self._id,
             created_at=self._head.created,
             status=status,
             incomplete_details=IncompleteDetails() if status == "incomplete" else None,
@@ -175,6 +194,8 @@ class ResponseForm:
             metadata=asked.metadata or {},
             model=self._head.model,
             output=output,
+            previous_response_id=asked.previous_response_id,
+            store=self._keep is not None,
             temperature=asked.temperature or 0.0,
             text={"format": _format(asked)},
             tool_choice=asked.tool_choice or "auto",
@@ -203,13 +224,13 @@ def _cited(citation: Citation, index: int) -> FileCitation:
 
 
 def _found(hit: SearchHit) -> FoundInFile:
-    near = hit.score if hit.similarity is None else hit.similarity
+    found = found_of(hit)
     return FoundInFile(
-        file_id=file_id_of(hit.document_id),
-        filename=filename_of(hit.document_id),
-        score=min(1.0, max(0.0, near)),
-        text=hit.chunk.text,
-        attributes=dict(attributes_of(hit.metadata)),
+        file_id=found.file_id,
+        filename=found.filename,
+        score=found.score,
+        text=found.text,
+        attributes=dict(found.attributes),
     )
 
 

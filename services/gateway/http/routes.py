@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
@@ -29,6 +29,7 @@ from services.gateway.http.errors import (
     on_invalid,
     response_to,
 )
+from services.gateway.http.feedback_route import Rate, add_feedback
 from services.gateway.http.file_routes import PATH as UPLOADS
 from services.gateway.http.file_routes import add_files
 from services.gateway.http.forms import EndpointForm
@@ -39,7 +40,8 @@ from services.gateway.http.questions import HttpQuestions
 from services.gateway.http.requests import ChatRequest
 from services.gateway.http.response_bodies import ResponseBody
 from services.gateway.http.response_requests import ResponseRequest
-from services.gateway.http.responses import ResponseForm
+from services.gateway.http.response_routes import PATH as RESPONSES
+from services.gateway.http.response_routes import ResponseInTurn, add_responses
 from services.gateway.http.status_route import SystemState, TiersHeld, add_status, add_tiers
 from services.gateway.http.store_routes import add_stores
 from services.gateway.http.streaming import ChunkStream
@@ -60,8 +62,9 @@ from shared.metrics.recorder import Metrics
 from shared.principals.callers import Callers
 from shared.request import RequestContext
 
-_CHAT, _TEXT, _RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+_CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
 FormOf = Callable[[AnswerHead], EndpointForm]
+Begin = Callable[[RequestContext], Awaitable[None]]
 _AROUND_FILE_BYTES = 64 << 10
 """What multipart/form-data puts around a file, and the fields beside it."""
 _LISTED = (ReuseMode.FULL, Auto.AUTO)
@@ -112,13 +115,15 @@ def http_app(
     tools: ToolSources | None = None,
     state: SystemState | None = None,
     tiers: TiersHeld | None = None,
+    rate: Rate | None = None,
 ) -> FastAPI:
     """``limits``, ``door``: as of the same question by gRPC. ``callers``: who may ask, None: everybody.
     ``clock``: seconds since 1970. ``metrics``: what Prometheus is told; blocks. ``recorder``: of those who
     are refused, and of changes, None: nobody is on record. ``counts``: of calls that are no questions.
     ``embedder``: None: there are no embeddings. ``kept``: None: there are neither files nor vector stores.
     ``tools``: of the tools at `/mcp`, None: there are none. ``state``: of the system, None: nobody
-    tells it; ``tiers``: what those of the store hold."""
+    tells it; ``tiers``: what those of the store hold. ``rate``: keeps what is said of answers, None: nobody
+    does."""
     door = door or Entrance(limits.per_principal)
     asking = HttpQuestions(pipeline, limits, door)
     mcp = McpRoute(asking, tools, config.max_body_bytes, recorder) if tools is not None else None
@@ -174,16 +179,22 @@ def http_app(
     async def completions(request: TextRequest, http: Request) -> Response:
         return await answer_to(request, http, lambda head: TextForm(head, request.with_usage))
 
-    @app.post(_RESPONSES, response_model=ResponseBody, responses=API_ERRORS | _STREAMED)
+    @app.post(RESPONSES, response_model=ResponseBody, responses=API_ERRORS | _STREAMED)
     async def responses(request: ResponseRequest, http: Request) -> Response:
-        return await answer_to(request, http, lambda head: ResponseForm(head, request))
+        turn = ResponseInTurn(None if kept is None else kept.responses, request)
+        return await answer_to(request, http, turn.form, turn.begin)
 
-    async def answer_to(request: QuestionBody, http: Request, form: FormOf) -> Response:
+    async def answer_to(
+        request: QuestionBody, http: Request, form: FormOf, begin: Begin | None = None
+    ) -> Response:
         ctx: RequestContext | None = None
         try:
             request.take_mode(served(request.model).kvquilt.modes)
             request.check()
             ctx = request.context(http.headers, caller_of(http.scope))
+            if begin is not None:
+                async with ctx.until_deadline("reading what was said before"):
+                    await begin(ctx)
             return await answered(request, ctx, form, http.url.path)
         except Exception as error:  # Starlette would raise it again, for Serve to tell its trace
             await refusal_on_record(recorder, http.scope, error, ctx)
@@ -218,10 +229,13 @@ def http_app(
         add_stores(app, passing, kept.stores, kept.members, kept.searching)
         add_members(app, passing, kept.members)
         add_batches(app, passing, kept.batches)
+        add_responses(app, passing, kept.responses)
     if state is not None:
         add_status(app, passing, state)
     if tiers is not None:
         add_tiers(app, passing, tiers)
+    if rate is not None:
+        add_feedback(app, passing, rate)
     add_console(app)
     if mcp is not None:
         app.router.routes.append(mcp.route)

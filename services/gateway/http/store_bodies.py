@@ -14,7 +14,7 @@ from services.gateway.kept.attributes import Attribute, Attributes, filters_of
 from services.gateway.kept.batches import FileBatch
 from services.gateway.kept.members import Member
 from services.gateway.kept.searching import FoundChunk, StoreSearch
-from services.gateway.kept.stores import NewStore, VectorStore
+from services.gateway.kept.stores import NewStore, StoreChange, VectorStore
 from shared.errors import InvalidRequest, UnreadableDocument
 
 MOST_RESULTS = 50
@@ -48,6 +48,18 @@ class StoreRequest(Lenient):
         return NewStore(self.name or "", self.description or "", self.metadata or {})
 
 
+class StoreChangeRequest(Lenient):
+    """``null``, or nothing: as it is."""
+
+    name: BodyText | None = None
+    metadata: dict[BodyText, BodyText] | None = None
+
+    def change(self) -> StoreChange:
+        """Raises like ``StoreRequest.new``."""
+        check_parameters(self, {})
+        return StoreChange(self.name, self.metadata)
+
+
 class AttachRequest(Lenient):
     file_id: str
     attributes: dict[BodyText, AttributeValue] | None = None
@@ -55,6 +67,10 @@ class AttachRequest(Lenient):
     def check(self) -> None:
         """Raises like ``StoreRequest.new``."""
         check_parameters(self, {"chunking_strategy": _AUTO})
+
+
+class AttributesRequest(Lenient):
+    attributes: dict[BodyText, AttributeValue]
 
 
 class BatchFile(Lenient):

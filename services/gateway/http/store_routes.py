@@ -17,6 +17,7 @@ from services.gateway.http.store_bodies import (
     SearchPage,
     SearchRequest,
     StoreBody,
+    StoreChangeRequest,
     StoreDeletedBody,
     StoreList,
     StoreRequest,
@@ -62,6 +63,18 @@ def add_stores(
             return StoreBody.of(await stores.get(ctx, store_id))
 
         return await door.through(http, "ListDocuments", partial(listing_of, store_id), work)
+
+    @app.post(ONE, response_model=StoreBody, responses=API_ERRORS)
+    async def change(body: StoreChangeRequest, http: Request, store_id: str) -> Response:
+        def asked() -> WireRequest:
+            check_id(store_id)
+            body.change()
+            return upserting(store_id, [])
+
+        async def work(ctx: RequestContext) -> StoreBody:
+            return StoreBody.of(await stores.change(ctx, store_id, body.change()))
+
+        return await door.through(http, "Upsert", asked, work)
 
     @app.delete(ONE, response_model=StoreDeletedBody, responses=API_ERRORS)
     async def delete(http: Request, store_id: str) -> Response:

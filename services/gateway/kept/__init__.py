@@ -1,4 +1,4 @@
-"""Files that callers hand over, and vector stores: collections, as OpenAI's clients see them.
+"""Files that callers hand over, vector stores (collections, as OpenAI's clients see them), and answers.
 
 A vector store **is** a collection; what it holds is what the manifests say. Kept beside them, as items of the
 store (``shared.kv_items``), is only what they cannot know:
@@ -8,6 +8,7 @@ store (``shared.kv_items``), is only what they cannot know:
     attachment     a file on its way into a collection, or one that did not get there; gone once it is a
                    document
     batch          which files were attached together
+    response       an answer, with what was said in front of it
 
 Knows neither HTTP nor protos. Start reading at ``members``.
 """

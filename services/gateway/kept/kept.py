@@ -7,10 +7,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.gateway.config import ResponsesConfig
 from services.gateway.kept.attaching import Attaching, Upserting
 from services.gateway.kept.batches import Batches
 from services.gateway.kept.files import Files
 from services.gateway.kept.members import MemberDocuments, Members
+from services.gateway.kept.responses import Responses
 from services.gateway.kept.searching import Searching
 from services.gateway.kept.stores import Counting, Deleting, VectorStores
 from services.gateway.ports import Retriever
@@ -34,6 +36,7 @@ class KeptThings:
     searching: Searching
     batches: Batches
     attaching: Attaching
+    responses: Responses
 
 
 def kept_by(
@@ -43,6 +46,7 @@ def kept_by(
     entrance: Entrance,
     rrf_constant: int,
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    responses: ResponsesConfig | None = None,
 ) -> KeptThings:
     """``entrance``: where memory for files is counted; ``rrf_constant``: as of questions; ``pause``: see
     ``Attaching``."""
@@ -55,4 +59,5 @@ def kept_by(
         Searching(retriever, stores, rrf_constant),
         Batches(store, stores, attaching),
         attaching,
+        Responses(store, responses or ResponsesConfig(), entrance),
     )

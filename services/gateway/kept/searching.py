@@ -58,11 +58,11 @@ class Searching:
             await self._stores.get(ctx, asked.store_id)
             return ()  # it has no documents yet
         hits = fuse(result.rankings, asked.num, self._constant)
-        found = [_found(hit) for hit in hits]
+        found = [found_of(hit) for hit in hits]
         return tuple(one for one in found if one.score >= asked.least_score)
 
 
-def _found(hit: SearchHit) -> FoundChunk:
+def found_of(hit: SearchHit) -> FoundChunk:
     near = hit.score if hit.similarity is None else hit.similarity
     return FoundChunk(
         file_id_of(hit.document_id),

@@ -46,6 +46,14 @@ class NewStore:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreChange:
+    """None: as it is."""
+
+    name: str | None = None
+    metadata: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class VectorStore:
     """``id``: of the collection. ``created_s``: since 1970; 0: it was made otherwise. ``counts``: of its
     files, by what became of them."""
@@ -74,11 +82,7 @@ class VectorStores:
         """
         _check(asked)
         store_id = asked.name if PLAIN.fullmatch(asked.name) else f"vs_{secrets.token_hex(12)}"
-        fields = {
-            "name": asked.name,
-            "description": asked.description,
-            "metadata": json.dumps(dict(asked.metadata), sort_keys=True),
-        }
+        fields = _fields_of(asked)
         known = await self._named(ctx, store_id)
         if known is not None and retried and known.fields == fields:
             return _told(store_id, known, {})
@@ -100,6 +104,15 @@ class VectorStores:
         if named is None and not num and not attached:
             raise absent(store_id)
         return _told(store_id, named, {**_counted(attached), Status.COMPLETED: num})
+
+    async def change(self, ctx: RequestContext, store_id: str, change: StoreChange) -> VectorStore:
+        """Its id stays. Raises like ``get``; InvalidRequest: names what is wrong."""
+        old = await self.get(ctx, store_id)
+        name = old.name if change.name is None else change.name
+        new = NewStore(name, old.description, old.metadata if change.metadata is None else change.metadata)
+        _check(new)
+        item = await self._items.put_item(ctx, Item(KIND, store_id, _fields_of(new)))
+        return _told(store_id, item, old.counts)
 
     async def page(self, ctx: RequestContext, asked: PageAsked) -> ListedPage[VectorStore]:
         """By age; those that were made otherwise are the oldest."""
@@ -164,6 +177,14 @@ def check_id(store_id: str) -> None:
 
 def absent(store_id: str) -> NotFound:
     return NotFound(f"vector store {store_id[:80]!r}: there is none")
+
+
+def _fields_of(store: NewStore) -> dict[str, str]:
+    return {
+        "name": store.name,
+        "description": store.description,
+        "metadata": json.dumps(dict(store.metadata), sort_keys=True),
+    }
 
 
 def _counted(attached: list[Item]) -> dict[Status, int]:

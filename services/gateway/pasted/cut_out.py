@@ -31,7 +31,7 @@ class CutOut:
 def cut_out(text: str, known: Sequence[KnownPart], least_chars: int) -> CutOut:
     """``known``: in order, apart from each other. ``least_chars``: from which on text between them is taken
     as well. The first and the last paragraph stay if they are shorter: the question is one of them. Something
-    stays always."""
+    stays always: where that would be nothing, the last piece."""
     taken = list(_taken(text, known, least_chars))
     while taken and not _rest(text, taken).strip():
         taken.pop()  # a question is needed, and nobody said which part is one
@@ -59,7 +59,7 @@ def _taken(text: str, known: Sequence[KnownPart], least_chars: int) -> Iterator[
 
 def _between_questions(text: str, least_chars: int) -> range:
     """Returns the text that may be taken although nobody knows it. A message without an empty line is parted
-    at lines."""
+    at lines; of a single line all may be."""
     stripped = text.strip()
     if not stripped:
         return range(0)
@@ -68,10 +68,10 @@ def _between_questions(text: str, least_chars: int) -> range:
     if not breaks:
         breaks = [match.span() for match in re.finditer(r"\n\s*", text[:end]) if match.start() >= begin]
     if not breaks:
-        return range(0)
+        return range(begin, end)
     low = breaks[0][1] if breaks[0][0] - begin < least_chars else begin
     high = breaks[-1][0] if end - breaks[-1][1] < least_chars else end
-    return range(low, high) if low != begin or high != end else range(0)
+    return range(low, high)
 
 
 def _rest(text: str, taken: Sequence[KnownPart]) -> str:

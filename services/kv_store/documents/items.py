@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 
-from services.kv_store.blobs.protocol import Blobs, list_all
+from services.kv_store.blobs.protocol import Blobs, BlobStat, list_all
 from services.kv_store.documents.sealed_json import seal, unseal
-from shared.errors import Conflict, CorruptData, NewerFormat, NotFound
+from shared.errors import Conflict, CorruptData, KvquiltError, NewerFormat, NotFound
 from shared.kv_format import SealKeys
 from shared.kv_items import Expected, Item, ItemPage, check_item_name, check_kind
+from shared.kv_reports import DamagedRecord
 from shared.principals.principal import Principal
 from shared.readers import may_read
 from shared.request import check_name
@@ -44,7 +45,7 @@ class Items:
     ) -> None:
         self._blobs, self._keys, self._clock = blobs, keys, clock
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[str, Item]] = {}  # by the blob's name, with its version
+        self._known: dict[str, tuple[BlobStat, Item]] = {}  # by the blob's name
 
     def put(self, who: Principal, item: Item, content: bytes, expected: Expected) -> Item:
         """As it is stored. One that is there keeps its content, its age and whose it is.
@@ -80,12 +81,7 @@ class Items:
     def content(self, who: Principal, kind: str, item_id: str) -> tuple[Item, bytes]:
         """Raises like ``get``."""
         item = self.get(who, kind, item_id)
-        if not item.digest:
-            return item, b""
-        data = b"".join(self._blobs.read(_name(who.tenant, kind, item_id) + _CONTENT))
-        if hashlib.sha256(data).hexdigest() != item.digest:
-            raise CorruptData(f"{kind} {item_id!r}: its bytes are damaged; upload it again")
-        return item, data
+        return item, self._content(_name(who.tenant, kind, item_id), item)
 
     def page(
         self, who: Principal, kind: str, prefix: str, start_after: str, limit: int, descending: bool
@@ -122,10 +118,47 @@ class Items:
         for blob in list_all(self._blobs, f"{_ROOT}{check_name('tenant', tenant)}/"):
             if blob.name.endswith(_TOLD):
                 with suppress(NotFound, CorruptData, NewerFormat):
-                    item = self._read(blob.name, blob.version)
+                    item = self._read(blob)
                     if stored_by in (None, item.stored_by):
                         total += blob.size_bytes + item.size_bytes
         return total
+
+    def usage(self, who: Principal) -> dict[str, tuple[int, int]]:
+        """By tenant, how many items ``who`` may read, and their bytes as ``num_bytes`` counts them. While the
+        blobs cannot be reached: of the items last seen."""
+        try:
+            items = list(self._all_read())
+        except KvquiltError as error:
+            log.warning("what front doors keep is told as it was last seen: %s", error.detail)
+            with self._lock:
+                items = list(self._known.values())
+        found: dict[str, tuple[int, int]] = {}
+        for blob, item in items:
+            if may_read(who, item.readers):
+                tenant = blob.name.split("/")[1]
+                num, num_bytes = found.get(tenant, (0, 0))
+                found[tenant] = num + 1, num_bytes + blob.size_bytes + item.size_bytes
+        return found
+
+    def verify(self) -> list[DamagedRecord]:
+        """Reads every item, and every byte of its content. Only putting it anew mends what is damaged."""
+        damaged = []
+        for blob in self._all():
+            name = blob.name.removesuffix(_TOLD)
+            try:
+                with self._lock:
+                    self._known.pop(blob.name, None)  # it is what is there now that counts
+                item = self._read(blob)
+                self._content(name, item)
+            except NotFound:
+                if self._blobs.stat(blob.name) is None:  # removed meanwhile
+                    continue
+                damaged.append(DamagedRecord(name.removeprefix(_ROOT), "its bytes are gone; upload it again"))
+            except CorruptData as error:
+                damaged.append(DamagedRecord(name.removeprefix(_ROOT), error.detail))
+            except NewerFormat:
+                continue  # its version verifies it
+        return damaged
 
     def tidy(self, older_than_s: float) -> int:
         """Removes content that belongs to no item, of puts that broke off so long ago; returns how many."""
@@ -152,6 +185,18 @@ class Items:
             others.delete(name)
         return len(names)
 
+    def _all(self) -> Iterator[BlobStat]:
+        """What there is to say of every tenant's."""
+        return (blob for blob in list_all(self._blobs, _ROOT) if blob.name.endswith(_TOLD))
+
+    def _content(self, name: str, item: Item) -> bytes:
+        if not item.digest:
+            return b""
+        data = b"".join(self._blobs.read(name + _CONTENT))
+        if hashlib.sha256(data).hexdigest() != item.digest:
+            raise CorruptData(f"{item.kind} {item.id!r}: its bytes are damaged; upload it again")
+        return data
+
     def _stored(self, who: Principal, item: Item, content: bytes) -> Item:
         digest = hashlib.sha256(content).hexdigest() if content else ""
         whose = {"created_s": self._clock(), "stored_by": who.name}
@@ -176,14 +221,21 @@ class Items:
         if found is None:
             return None
         with suppress(NotFound):
-            return self._read(found.name, found.version)
+            return self._read(found)
         return None
 
-    def _read(self, name: str, version: str) -> Item:
+    def _all_read(self) -> Iterator[tuple[BlobStat, Item]]:
+        """Of every tenant those that can be read."""
+        for blob in self._all():
+            with suppress(NotFound, CorruptData, NewerFormat):
+                yield blob, self._read(blob)
+
+    def _read(self, blob: BlobStat) -> Item:
         """Reads an item, once where it does not change."""
+        name = blob.name
         with self._lock:
             known = self._known.get(name)
-        if known is not None and known[0] == version:
+        if known is not None and known[0].version == blob.version:
             return known[1]
         data = b"".join(self._blobs.read(name))
         try:
@@ -198,7 +250,7 @@ class Items:
         with self._lock:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            self._known[name] = (version, item)
+            self._known[name] = (blob, item)
         return item
 
 

@@ -9,7 +9,7 @@ Sums are never stored: they follow from the manifests.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from services.kv_store.documents.catalog import Document
@@ -101,14 +101,23 @@ class TenantUsage:
         """Of distinct chunks. One that is nowhere has none."""
         return sum(self._sizes.get(c, 0) for c in chunk_ids)
 
-    def tenants(self, documents: Iterable[Document], quotas: Quotas) -> tuple[TenantStats, ...]:
-        """Every tenant that has documents or a quota of its own, with its principals that have documents."""
+    def tenants(
+        self, documents: Iterable[Document], quotas: Quotas, items: Mapping[str, tuple[int, int]]
+    ) -> tuple[TenantStats, ...]:
+        """Every tenant that has documents, items or a quota of its own, with its principals that have
+        documents. ``items``: number and bytes by tenant."""
         own: defaultdict[str, list[Document]] = defaultdict(list)
         for document in documents:
             own[document.tenant].append(document)
         return tuple(
-            TenantStats(t, *self._kept(own[t]), quotas.tenants.of(t), self._principals(t, own[t], quotas))
-            for t in sorted(own.keys() | quotas.tenants.tenants.keys())
+            TenantStats(
+                t,
+                *self._kept(own[t]),
+                quotas.tenants.of(t),
+                self._principals(t, own[t], quotas),
+                *items.get(t, (0, 0)),
+            )
+            for t in sorted(own.keys() | quotas.tenants.tenants.keys() | items.keys())
         )
 
     def _principals(

@@ -116,13 +116,15 @@ class Fetch:
         frame, tail = found
         summary, size = frame.summary, frame.size_bytes
         self.source, self.size_bytes = _SOURCES.get(source.kind, ""), size
-        room = await self._allocated(size, tail)
+        room = await self._in_thread(
+            partial(allocate, self._room.tiers, size, tail, self._tenant), unwanted=Allocation.discard
+        )
         tier, file = room.tier, room.file
         try:
             await self._fill(source, tier, file, frame, tail)
             self._room.counters[f"{source.kind}_fetches"] += 1  # before others can see it in the tier
             self._room.counters[f"{source.kind}_bytes"] += size
-            opened = await self._in_thread(self._keep, room, summary)
+            opened = await self._in_thread(partial(self._keep, room, summary))
             self._check_wanted()
         except BaseException:
             tier.staging.discard(file.path)
@@ -135,19 +137,6 @@ class Fetch:
             self._room.linger(file.path)
         self._tell(opened)
         return True
-
-    async def _allocated(self, size: int, tail: bytes) -> Allocation:
-        """``allocate``, and nothing is left of it if nobody waits for it any more."""
-        allocating = asyncio.ensure_future(
-            self._in_thread(allocate, self._room.tiers, size, tail, self._tenant)
-        )
-        try:
-            return await asyncio.shield(allocating)
-        except asyncio.CancelledError:
-            await asyncio.wait([allocating])
-            if not allocating.cancelled() and allocating.exception() is None:
-                allocating.result().discard()
-            raise
 
     async def _end_of(self, source: Source) -> tuple[Frame, bytes] | None:
         """Returns the frame, and the bytes that say it; None: the source does not have the chunk."""
@@ -243,20 +232,20 @@ class Fetch:
         self._check_wanted()
         tier, file, told = room.tier, room.file, self._framed.done()
         staged = tier.staging.second_name(file.path) if told else file.path
-        if tier.keep(
-            self.chunk_id,
-            staged,
-            summary,
-            tenant=self._tenant,
-            reservation=room.reservation,
-            unless=lambda: self.unwanted,
-        ):
-            kept = tier.open(self.chunk_id, self._tenant)
-            if kept is not None:
-                return kept
-        if told:
-            tier.staging.discard(staged)
-        return self._opened(tier, file, summary)
+        try:
+            kept = tier.keep(
+                self.chunk_id,
+                staged,
+                summary,
+                tenant=self._tenant,
+                reservation=room.reservation,
+                unless=lambda: self.unwanted,
+            )
+            opened = tier.open(self.chunk_id, self._tenant) if kept else None
+        finally:
+            if told:
+                tier.staging.discard(staged)
+        return opened or self._opened(tier, file, summary)
 
     def _opened(
         self,
@@ -285,5 +274,16 @@ class Fetch:
         if not self._framed.done():
             self._framed.set_result(opened)
 
-    async def _in_thread(self, call: Callable[..., ResultT], *args: object) -> ResultT:
-        return await asyncio.get_running_loop().run_in_executor(self._room.threads, call, *args)
+    async def _in_thread(
+        self, call: Callable[[], ResultT], unwanted: Callable[[ResultT], object] | None = None
+    ) -> ResultT:
+        """Calls ``call`` in a thread. Cancelled, it waits for the thread, so that no file is staged after it,
+        and gives the result to ``unwanted``."""
+        running = asyncio.get_running_loop().run_in_executor(self._room.threads, call)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])
+            if not running.cancelled() and running.exception() is None and unwanted is not None:
+                unwanted(running.result())
+            raise

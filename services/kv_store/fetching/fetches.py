@@ -67,6 +67,7 @@ class Fetches:
             keys,
         )
         self._running: dict[str, tuple[Fetch, asyncio.Task[bool]]] = {}
+        self._tasks: set[asyncio.Task[bool]] = set()  # of these, and of what was dropped and has not ended
         self._lingering: dict[Path, asyncio.TimerHandle] = {}
         self._unplaced: dict[
             str, OpenedChunk
@@ -124,6 +125,7 @@ class Fetches:
             fetch = Fetch(self._room, chunk_id, peers.ctx.tenant)
             task = asyncio.create_task(self._fetched(fetch, peers))
             self._running[chunk_id] = fetch, task
+            self._tasks.add(task)
             task.add_done_callback(lambda task: self._ended(chunk_id, task))
         fetch, task = self._running[chunk_id]
         if urgent:
@@ -146,10 +148,9 @@ class Fetches:
         self._unplaced.pop(chunk_id, None)
 
     async def close(self) -> None:
-        tasks = [task for _, task in self._running.values()]
         for chunk_id in [*self._running, *self._unplaced]:
             self.drop(chunk_id)
-        await cancelled(tasks)
+        await cancelled(list(self._tasks))
         for path in list(self._lingering):
             self._end_lingering(path)
         self._readers.close()
@@ -165,6 +166,7 @@ class Fetches:
                     yield source
 
     def _ended(self, chunk_id: str, task: asyncio.Task[bool]) -> None:
+        self._tasks.discard(task)
         if self._running.get(chunk_id, (None, None))[1] is task:
             del self._running[chunk_id]
         if not task.cancelled() and task.exception() is not None:

@@ -101,7 +101,7 @@ class Upkeep:
             yield progress
 
     def _verify_records(self, repair: bool) -> tuple[DamagedRecord, ...]:
-        return (*self._documents.verify(repair), *self._pins.verify(repair))
+        return (*self._documents.verify(repair), *self._pins.verify(repair), *self._items.verify())
 
     def _referenced(self) -> set[str]:
         return {c for d in self._documents.documents() for c in d.chunk_ids}
@@ -267,7 +267,9 @@ class Upkeep:
         except KvquiltError as error:
             log.warning("what tenants have is told by older sizes: %s", error.detail)
         self._usage.forget_all_but(referenced)
-        return self._usage.tenants([d for d in documents if d.readable_by(ctx.principal)], self._quotas)
+        readable = [d for d in documents if d.readable_by(ctx.principal)]
+        items = await asyncio.to_thread(self._items.usage, ctx.principal)
+        return self._usage.tenants(readable, self._quotas, items)
 
     def _readable(self, ctx: RequestContext, pin: Pin) -> list[Document]:
         """Of what ``pin`` means the documents that the caller may read."""

@@ -38,13 +38,15 @@ LOG2_E = math.log2(math.e)  # kernels take powers of 2
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """``block_rows`` flat rows and ``split_len`` keys (a multiple of ``BLOCK_KEYS``) make an item."""
+    """``block_rows`` flat rows and ``split_len`` keys (a multiple of ``BLOCK_KEYS``) make an item. ``alike``:
+    a program takes all keys in the same way, so that no row's bits depend on its company."""
 
     block_rows: int
     split_len: int
+    alike: bool = False
 
 
-FIXED = Tiling(64, 512)
+FIXED = Tiling(64, 512, alike=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +120,9 @@ def num_flat_rows(piece: Piece, group: int) -> int:
 
 
 def choose_tiling(pieces: Sequence[Piece], group: int, num_kv_heads: int, num_processors: int) -> Tiling:
-    """Tiles as high as the highest stack fills, splits as long as still keep every processor busy."""
+    """Tiles of few rows where no stack is higher, splits as long as still keep every processor busy."""
     flat = [num_flat_rows(piece, group) for piece in pieces]
-    block_rows = 16 if max(flat) <= 16 else 64 if max(flat) <= 512 else 128
+    block_rows = 16 if max(flat) <= 16 else 64
     lengths = [max(visit.num_tokens for visit in piece.visits) for piece in pieces]
     tiles = [num_kv_heads * -(-rows // block_rows) for rows in flat]
     for split_len in reversed(_SPLIT_LENS):

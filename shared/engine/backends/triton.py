@@ -187,19 +187,21 @@ def attend_settings(spec: ModelSpec, tiling: Tiling, excludes: bool) -> dict[str
         "NUM_KV_HEADS": spec.num_kv_heads,
         "HALF": len(spec.rope.inv_freq),
         "EXCLUDES": excludes,
+        "ALIKE": tiling.alike,
         "WIDEN": spec.device.type != "cuda",
         "BLOCK_ROWS": tiling.block_rows,
         "BLOCK_KEYS": BLOCK_KEYS,
         "num_warps": 8 if tiling.block_rows > 64 else 4,
-        "num_stages": 3 if tiling.block_rows == 16 else 2,  # few rows: all is loading
+        "num_stages": 3,
     }
 
 
 def merge_settings(spec: ModelSpec) -> dict[str, Any]:
     return _heads(spec) | {
         "NUM_HEADS": spec.num_heads,
-        "BLOCK_PAIRS": 2 if spec.device.type == "cuda" else 64,
-        "BLOCK_SLOTS": 8,  # everywhere: it is the order of a sum
+        "BLOCK_PAIRS": 1 if spec.device.type == "cuda" else 64,
+        "BLOCK_SLOTS": 32,  # everywhere: it is the order of a sum
+        "num_warps": 1,
     }
 
 

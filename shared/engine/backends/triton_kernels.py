@@ -79,6 +79,71 @@ def append_kernel(
     tl.store(v_to[:, None] + to, value, mask=inside)
 
 
+@triton.jit
+def _one_more_tile(
+    best,
+    total,
+    mean,
+    rotated,
+    scales,
+    k,
+    v,
+    first,
+    end,
+    num_seen,
+    words,
+    num_words,
+    HIDING: tl.constexpr,
+    WIDEN: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+):
+    """Goes on with a softmax over the keys from ``first`` on. ``HIDING``: 0 every row sees all of them, 1 all
+    but what is excluded, the same for every row, 2 every row what ``num_seen`` and its own exclusions let it
+    see (``words`` of each row; 3 without exclusions)."""
+    BLOCK_ROWS: tl.constexpr = mean.shape[0]
+    BLOCK_DIM: tl.constexpr = mean.shape[1]
+    d = tl.arange(0, BLOCK_DIM)
+    key = first + tl.arange(0, BLOCK_KEYS)
+    k_at = k + key[None, :] * HEAD_DIM + d[:, None]
+    v_at = v + key[:, None] * HEAD_DIM + d[None, :]
+    real = d < HEAD_DIM
+    if HIDING < 2 and HEAD_DIM == BLOCK_DIM:
+        k_tile = tl.load(k_at)
+    else:
+        k_tile = tl.load(k_at, mask=(key < end)[None, :] & real[:, None], other=0.0)
+    if WIDEN:
+        k_tile = k_tile.to(tl.float32)
+    score = tl.dot(rotated, k_tile, input_precision="ieee") * scales[:, None]
+    index = first // 32 + tl.arange(0, BLOCK_KEYS // 32)
+    bit = tl.arange(0, 32)
+    if HIDING == 1:
+        word = tl.load(words + index, mask=index < num_words, other=0)
+        hidden = tl.reshape((word[:, None] >> bit[None, :]) & 1, (BLOCK_KEYS,))
+        score = tl.where((hidden == 0)[None, :], score, float("-inf"))
+    if HIDING >= 2:
+        sight = key[None, :] < num_seen[:, None]
+        if HIDING == 2:
+            word = tl.load(words[:, None] + index[None, :], mask=index[None, :] < num_words[:, None], other=0)
+            bits = (word[:, :, None] >> bit[None, None, :]) & 1
+            sight = sight & (tl.reshape(bits, (BLOCK_ROWS, BLOCK_KEYS)) == 0)
+        score = tl.where(sight, score, float("-inf"))
+    new_best = tl.maximum(best, tl.max(score, 1))
+    base = tl.where(new_best == float("-inf"), 0.0, new_best)
+    weight = tl.exp2(score - base[:, None])
+    kept = tl.exp2(best - base)
+    total = total * kept + tl.sum(weight, 1)
+    if HIDING < 2 and HEAD_DIM == BLOCK_DIM:
+        v_tile = tl.load(v_at)
+    else:
+        v_tile = tl.load(v_at, mask=(key < end)[:, None] & real[None, :], other=0.0)
+    weight = weight.to(v_tile.dtype)
+    if WIDEN:
+        weight, v_tile = weight.to(tl.float32), v_tile.to(tl.float32)
+    mean = mean * kept[:, None] + tl.dot(weight, v_tile, input_precision="ieee")
+    return new_best, total, mean
+
+
 @triton.jit(do_not_specialize=_COUNTS)
 def attend_kernel(
     q,
@@ -103,6 +168,7 @@ def attend_kernel(
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
     EXCLUDES: tl.constexpr,
+    ALIKE: tl.constexpr,
     WIDEN: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
@@ -111,7 +177,8 @@ def attend_kernel(
     """One program per item and kv head: the item's flat rows, rotated to their distance, over the item's
     keys. Fills the slots of ``out`` [slots, H, D] and ``lse`` [slots, H], float32; a row that sees nothing of
     the split but what it excludes has 0 and −∞. ``scale`` includes log2(e). ``WIDEN``: products in float32,
-    the same numbers; the interpreter has none in bfloat16."""
+    the same numbers; the interpreter has none in bfloat16. ``ALIKE``: every key is taken in the same way,
+    whatever the rows of the tile are; else what all of them see is taken without asking for each."""
     item = items + tl.program_id(0) * 4
     kv_head = tl.program_id(1)
     piece = tl.load(item)
@@ -131,8 +198,8 @@ def attend_kernel(
     head = kv_head * GROUP + flat % GROUP
     if EXCLUDES:
         num_words = tl.load(looks + look * 5 + 4, mask=there, other=0)
-        words = tl.load(hidden + look, mask=there, other=0) + layer.to(tl.int64) * num_words * 4
-        words = words.to(tl.pointer_type(tl.int32))
+        address = tl.load(hidden + look, mask=there, other=0) + layer.to(tl.int64) * num_words * 4
+        words = address.to(tl.pointer_type(tl.int32))
 
     d = tl.arange(0, BLOCK_DIM)
     real = d < HEAD_DIM
@@ -148,34 +215,41 @@ def attend_kernel(
     best = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
     total = tl.full([BLOCK_ROWS], 0.0, tl.float32)
     mean = tl.full([BLOCK_ROWS, BLOCK_DIM], 0.0, tl.float32)
-    for first in range(begin, end, BLOCK_KEYS):
-        key = first + tl.arange(0, BLOCK_KEYS)
-        k_tile = tl.load(
-            k + key[None, :] * HEAD_DIM + d[:, None], mask=(key < end)[None, :] & real[:, None], other=0.0
-        )
-        if WIDEN:
-            k_tile = k_tile.to(tl.float32)
-        score = tl.dot(rotated, k_tile, input_precision="ieee") * scales[:, None]
-        sight = key[None, :] < num_seen[:, None]
+    rest = begin  # of the keys, those that are not taken yet
+    if not ALIKE:
+        fewest = tl.min(tl.where(there, num_seen, end), 0)
+        whole = begin + tl.maximum(tl.minimum(fewest, end) - begin, 0) // BLOCK_KEYS * BLOCK_KEYS
+        rest = whole
         if EXCLUDES:
-            index = first // 32 + tl.arange(0, BLOCK_KEYS // 32)
-            word = tl.load(words[:, None] + index[None, :], mask=index[None, :] < num_words[:, None], other=0)
-            bits = (word[:, :, None] >> tl.arange(0, 32)[None, None, :]) & 1
-            sight = sight & (tl.reshape(bits, (BLOCK_ROWS, BLOCK_KEYS)) == 0)
-        score = tl.where(sight, score, float("-inf"))
-        new_best = tl.maximum(best, tl.max(score, 1))
-        base_score = tl.where(new_best == float("-inf"), 0.0, new_best)
-        weight = tl.exp2(score - base_score[:, None])
-        kept = tl.exp2(best - base_score)
-        total = total * kept + tl.sum(weight, 1)
-        v_tile = tl.load(
-            v + key[:, None] * HEAD_DIM + d[None, :], mask=(key < end)[:, None] & real[None, :], other=0.0
-        )
-        weight = weight.to(v_tile.dtype)
-        if WIDEN:
-            weight, v_tile = weight.to(tl.float32), v_tile.to(tl.float32)
-        mean = mean * kept[:, None] + tl.dot(weight, v_tile, input_precision="ieee")
-        best = new_best
+            all_words, all_num = tl.max(address, 0), tl.max(num_words, 0)
+            alike = tl.min(tl.where(there, address, all_words), 0) == all_words
+            rest = tl.where(all_num == 0, whole, begin)
+        for first in range(begin, rest, BLOCK_KEYS):
+            best, total, mean = _one_more_tile(
+                best, total, mean, rotated, scales, k, v, first, end, num_seen, 0, 0,
+                0, WIDEN, HEAD_DIM, BLOCK_KEYS,
+            )  # fmt: skip
+        if EXCLUDES:
+            hiding = rest
+            rest = tl.where(alike, whole, rest)
+            all_words = all_words.to(tl.pointer_type(tl.int32))
+            for first in range(hiding, rest, BLOCK_KEYS):
+                best, total, mean = _one_more_tile(
+                    best, total, mean, rotated, scales, k, v, first, end, num_seen, all_words, all_num,
+                    1, WIDEN, HEAD_DIM, BLOCK_KEYS,
+                )  # fmt: skip
+    if EXCLUDES:
+        for first in range(rest, end, BLOCK_KEYS):
+            best, total, mean = _one_more_tile(
+                best, total, mean, rotated, scales, k, v, first, end, num_seen, words, num_words,
+                2, WIDEN, HEAD_DIM, BLOCK_KEYS,
+            )  # fmt: skip
+    else:
+        for first in range(rest, end, BLOCK_KEYS):
+            best, total, mean = _one_more_tile(
+                best, total, mean, rotated, scales, k, v, first, end, num_seen, 0, 0,
+                3, WIDEN, HEAD_DIM, BLOCK_KEYS,
+            )  # fmt: skip
 
     none = best == float("-inf")
     total = tl.where(none, 1.0, total)

@@ -7,9 +7,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
-from shared.engine.device_arrays import brought
 from shared.engine.jobs.context import ContextJob, Question
 from shared.engine.kv.branch import Branch, Placement
 from shared.engine.kv.exclusion import Excluded
@@ -50,22 +49,19 @@ def placed_context(job: ContextJob, selected: Sequence[int]) -> PlacedContext:
     placements = []
     if job.prefix is not None and job.prefix.segment is not None:
         placements.append(Placement(job.prefix.segment, 0))
-    ids = [t for chunk in request.chunks for t in chunk.token_ids]
-    own = tuple(selected if row.stored else range(len(ids)))
-    hidden_T = torch.zeros(len(ids), dtype=torch.bool)
-    hidden_T[torch.tensor(own, dtype=torch.long)] = True
-    for chunk in request.chunks:
-        hidden = hidden_T[end - start : end - start + len(chunk.token_ids)]
+    ends = np.cumsum([0, *(len(chunk.token_ids) for chunk in request.chunks)])
+    own = tuple(selected if row.stored else range(ends[-1]))
+    ids = [t for chunk in request.chunks for t in chunk.token_ids] if own else []
+    hidden_T = np.zeros(ends[-1], np.bool_)
+    hidden_T[list(own)] = True
+    of_chunks = np.split(hidden_T, ends[1:-1])[: len(request.chunks)]
+    excluded = Excluded.in_all_layers(of_chunks, job.host.spec.num_layers, job.host.spec.device)
+    for chunk, hidden, unseen in zip(request.chunks, of_chunks, excluded, strict=True):
         if not hidden.all():
             segment = job.entries[chunk.chunk_id].segment
             assert segment is not None
-            excluded = (
-                Excluded.of(brought(hidden, segment.k_LKTD[0].device).expand(len(segment.k_LKTD), -1))
-                if hidden.any()
-                else None
-            )
             offset = end if row.offsets is Offsets.CUMULATIVE else start
-            placements.append(Placement(segment, offset, excluded=excluded))
+            placements.append(Placement(segment, offset, excluded=unseen))
         end += len(chunk.token_ids)
     if row.offsets is Offsets.SIDE_BY_SIDE_NEAR:
         end = start + max((len(chunk.token_ids) for chunk in request.chunks), default=0)

@@ -16,13 +16,14 @@ from shared.engine.decoding.tree import reachable
 from shared.engine.jobs.host import Host
 from shared.engine.jobs.job import BranchWork, Computed, Job, OwnPass
 from shared.engine.kv.branch import Branch, Tempering
+from shared.engine.kv.loader import ChunkLoad
 from shared.engine.kv.residency import Entry
 from shared.engine.model.adapting import AdapterWeights
 from shared.engine.modes.token_selection import num_private
 from shared.engine.scheduler import Demand
 from shared.errors import InvalidRequest
 from shared.generation.asked import GenerateRequest, SamplingParams, total_len
-from shared.generation.counted import ContextCounts
+from shared.generation.counted import COMPUTED, ContextCounts
 from shared.generation.forest import Command
 from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.told import Usage
@@ -87,9 +88,9 @@ class Survey(Grower):
 @dataclass(slots=True, eq=False)
 class ContextJob(Job):
     """``entries``: chunks in the pool, one reference each; ``fetched``: those of them that this request had
-    to look for in the store; ``lost``: those that had to be recomputed, ``late``: those that were computed
-    before they were loaded; ``isolated``: those that are used as
-    they are without the chunks in front of them, which cannot be had. ``questions`` are not computed yet,
+    to look for in the store, by ``load``; ``lost``: those that had to be recomputed, ``late``: those that
+    were computed before they were loaded; ``isolated``: those that are used as they are without the chunks
+    in front of them, which cannot be had. ``questions`` are not computed yet,
     ``growing`` is what answers or explores. ``selected`` tokens of the context are computed anew, in
     ascending order; None: not known yet. Questions that select for themselves add to them; ``num_blended``:
     of a mode that computes other tokens in every layer so many in the mean layer. ``tempering``: how what
@@ -104,6 +105,7 @@ class ContextJob(Job):
     host: Host = field(kw_only=True)
     entries: dict[str, Entry] = field(default_factory=dict)
     fetched: set[str] = field(default_factory=set)
+    load: ChunkLoad | None = None
     lost: set[str] = field(default_factory=set)
     late: set[str] = field(default_factory=set)
     isolated: set[str] = field(default_factory=set)
@@ -254,6 +256,7 @@ class ContextJob(Job):
             adapter=request.adapter if self.adapter is not None else "",
             drafted_tokens=self.drafts.drafted_tokens,
             accepted_tokens=self.drafts.accepted_tokens,
+            chunk_origins=(COMPUTED,) * len(request.chunks),
         )
         return usage if counts is None else replace(usage, **counts.of(usage.prompt_tokens))
 
@@ -270,6 +273,7 @@ class ContextJob(Job):
             frozenset(self.fetched),
             self.selected or (),
             self.num_blended,
+            self.load.tiers if self.load is not None else {},
         )
 
     def _work(self, owner: Grower) -> BranchWork:

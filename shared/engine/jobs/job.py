@@ -160,7 +160,8 @@ class JobTimes:
 @dataclass(slots=True, eq=False)
 class Job(ABC):
     """``prefix`` in the pool, with a reference; ``links``: chunks in the pool behind which others are
-    computed now; ``num_open`` parts of it are to come: at 0 it is complete. ``drafts``: made for it."""
+    computed now; ``num_open`` parts of it are to come: at 0 it is complete. ``drafts``: made for it.
+    ``overtaken``: how many that came later were admitted before it."""
 
     request: GenerateRequest | PrefillRequest
     sink: Sink
@@ -169,6 +170,11 @@ class Job(ABC):
     links: dict[str, Entry] = field(default_factory=dict)
     num_open: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
+    overtaken: int = 0
+
+    @property
+    def priority(self) -> int:
+        return self.request.priority
 
     @property
     def held(self) -> list[Entry]:

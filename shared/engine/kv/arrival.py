@@ -59,6 +59,7 @@ class Arrival:
     def __init__(self, num_layers: int) -> None:
         self._began_s = time.monotonic()
         self._first_s: float | None = None
+        self._num_first = 0  # layers that came together then
         self._changed = threading.Condition()
         self._there = [False] * num_layers
         self._copies: dict[int, Copied] = {}
@@ -85,9 +86,9 @@ class Arrival:
         """Seconds that the missing layers will take if they come as those behind the first did; None: there
         are none to go by."""
         num_missing, num_there = self._num_missing, len(self._there) - self._num_missing
-        if self._first_s is None or num_there < 2:
+        if self._first_s is None or num_there <= self._num_first:
             return None
-        return (time.monotonic() - self._first_s) * num_missing / (num_there - 1)
+        return (time.monotonic() - self._first_s) * num_missing / (num_there - self._num_first)
 
     @property
     def failed(self) -> bool:
@@ -99,15 +100,16 @@ class Arrival:
         """All of it is there, and whatever the engine's thread orders comes after the copies."""
         return self.whole and not self._copies
 
-    def layer_arrived(self, layer: int, copied: Copied | None = None) -> None:
-        """``copied``: what the device has to wait for."""
+    def layers_arrived(self, layers: range, copied: Copied | None = None) -> None:
+        """``copied``: what the device has to wait for, before the first of these layers is used."""
         with self._changed:
             if copied is not None:
-                self._copies[layer] = copied
-            self._num_missing -= not self._there[layer]
+                self._copies[layers.start] = copied
             if self._first_s is None:
-                self._first_s = time.monotonic()
-            self._there[layer] = True
+                self._first_s, self._num_first = time.monotonic(), len(layers)
+            for layer in layers:
+                self._num_missing -= not self._there[layer]
+                self._there[layer] = True
             self._changed.notify_all()
 
     def fail(self) -> None:
@@ -116,10 +118,22 @@ class Arrival:
             self._changed.notify_all()
 
     def wait_for(self, layer: int, patience: Patience) -> None:
-        """
+        """Layers are waited for in their order.
+
         Raises:
             GivenUp: the layer will never come, or ``patience`` came to its end.
         """
+        self.wait_until_ordered(layer, patience)
+        if (copied := self.take_copied(layer)) is not None:
+            copied.wait()
+
+    def take_copied(self, layer: int) -> Copied | None:
+        """What the device has to wait for before this layer; None: for nothing that it does not wait for
+        already. The caller sees to it."""
+        return self._copies.pop(layer, None)
+
+    def wait_until_ordered(self, layer: int, patience: Patience) -> None:
+        """Returns when the layer is there, or its copy to the device is ordered. Raises like ``wait_for``."""
         while not self._there[layer]:
             if self._failed:
                 raise GivenUp(stalled=False)
@@ -128,5 +142,3 @@ class Arrival:
                 self._changed.wait_for(lambda: self._there[layer] or self._failed, _POLL_S)
             if not self._there[layer]:
                 patience.spend(time.monotonic() - began)
-        if (copied := self._copies.pop(layer, None)) is not None:
-            copied.wait()

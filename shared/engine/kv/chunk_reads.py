@@ -78,8 +78,7 @@ class ChunkRead:
         assert segment.arrival is not None
         self._copies = copies
         if copies is not None:
-            kv = (*segment.k_LKTD, *segment.v_LKTD)
-            for x_KTD in {x.untyped_storage().data_ptr(): x for x in kv}.values():
+            for x_KTD in segment.allocations():
                 copies.is_filled_there(x_KTD)
         self._began_s = time.monotonic()
         self._key = key
@@ -99,17 +98,18 @@ class ChunkRead:
         """See ``StoredSegment``."""
         self._stored.when_begun(tell)
 
-    def read(self, layer: int) -> None:
+    def read(self, layers: range) -> None:
         """Each layer once, in any order, on any thread."""
         try:
             segment = self._segment
             if segment is not None and not self._arrival.failed:
-                self._stored.read_layer(layer, segment.k_LKTD[layer], segment.v_LKTD[layer])
-                self._arrived(layer)
+                kv = (x[layers.start : layers.stop] for x in (segment.k_LKTD, segment.v_LKTD))
+                self._stored.read_layers(layers, *kv)
+                self._arrived(layers)
         except Exception as error:
             self._fail(is_broken(self._key, error))
         finally:
-            self._passed()
+            self._passed(layers)
 
     def drop(self) -> None:
         """Nobody wants it any more: what is not read yet is not, and nothing is told from here on. Its memory
@@ -118,20 +118,20 @@ class ChunkRead:
             self._arrival.fail()
             self._segment = None
 
-    def give_up(self) -> None:
+    def give_up(self, layers: range) -> None:
         """Instead of ``read``: the engine is closing."""
         self._fail(broken=False)
-        self._passed()
+        self._passed(layers)
 
-    def _arrived(self, layer: int) -> None:
+    def _arrived(self, layers: range) -> None:
         with self._lock:  # what is told first must arrive first
             if self._segment is None or self._arrival.failed:
                 return
-            self._arrival.layer_arrived(layer, self._copies.ordered() if self._copies else None)
+            self._arrival.layers_arrived(layers, self._copies.ordered() if self._copies else None)
             if self._arrival.whole:
                 loaded = (self._stored.tier, self._began_s, time.monotonic())
                 self._tell(Loaded(self._key, self._segment, False, *loaded))
-            elif layer == 0:
+            elif layers.start == 0:
                 self._tell(FirstLayer(self._key, self._segment))
 
     def _fail(self, broken: bool) -> None:
@@ -140,10 +140,10 @@ class ChunkRead:
                 self._arrival.fail()
                 self._tell(Loaded(self._key, None, broken))
 
-    def _passed(self) -> None:
+    def _passed(self, layers: range) -> None:
         """Whoever is last closes the file: another thread may be reading another layer of it."""
         with self._lock:
-            self._num_left -= 1
+            self._num_left -= len(layers)
             if self._num_left:
                 return
         try:
@@ -158,8 +158,9 @@ class ReadList:
     it, the one with the later layer could be there first. Nobody waits for such a chunk to begin while there
     is another to read."""
 
-    def __init__(self, readings: Sequence[ChunkRead], num_layers: int) -> None:
-        self._num_layers = num_layers
+    def __init__(self, readings: Sequence[ChunkRead], num_layers: int, at_once: int = 1) -> None:
+        """``at_once``: layers of a chunk that are read together."""
+        self._num_layers, self._at_once = num_layers, at_once
         self._turns: list[tuple[int, int, ChunkRead]] = []  # a heap
         self._not_begun = dict(enumerate(readings))
         self._changed = threading.Condition()
@@ -172,14 +173,15 @@ class ReadList:
     def work(self, closing: threading.Event) -> None:
         while (turn := self._next(closing)) is not None:
             layer, number, reading = turn
+            layers = range(layer, min(layer + self._at_once, self._num_layers))
             if not reading.in_order:
-                self._put(layer + 1, number, reading)
+                self._put(layers.stop, number, reading)
             if closing.is_set():
-                reading.give_up()
+                reading.give_up(layers)
             else:
-                reading.read(layer)
+                reading.read(layers)
             if reading.in_order:
-                self._put(layer + 1, number, reading)
+                self._put(layers.stop, number, reading)
 
     def _next(self, closing: threading.Event) -> tuple[int, int, ChunkRead] | None:
         """Waits only for chunks that have not begun. None: what is left is others' to read."""

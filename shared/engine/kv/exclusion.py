@@ -6,10 +6,15 @@ Shapes: L layers, T tokens, W = ceil(T / 32) words.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from shared.engine.device_arrays import brought
 
 _BITS = 32
 
@@ -29,6 +34,23 @@ class Excluded:
         padded_LT = torch.nn.functional.pad(hidden_LT, (0, -num_tokens % _BITS)).long()
         shifts = torch.arange(_BITS, device=hidden_LT.device)
         return cls((padded_LT.view(num_layers, -1, _BITS) << shifts).sum(-1).to(torch.int32).contiguous())
+
+    @classmethod
+    def in_all_layers(
+        cls, hidden: Sequence[NDArray[np.bool_]], num_layers: int, device: torch.device
+    ) -> list[Excluded | None]:
+        """Of several placements, each the same in every layer; None where nothing is hidden. They go to the
+        device in one copy."""
+        if not any(hidden_T.any() for hidden_T in hidden):
+            return [None] * len(hidden)
+        words = [
+            np.packbits(np.pad(hidden_T, (0, -len(hidden_T) % _BITS)), bitorder="little").view("<i4")
+            for hidden_T in hidden
+        ]
+        some = [words_W for words_W in words if words_W.any()]
+        all_words = brought(torch.from_numpy(np.concatenate([np.tile(w, num_layers) for w in some])), device)
+        parts = iter(all_words.split([num_layers * len(words_W) for words_W in some]))  # type: ignore[no-untyped-call]
+        return [cls(next(parts).view(num_layers, -1)) if words_W.any() else None for words_W in words]
 
     @classmethod
     def none(cls, num_layers: int, num_tokens: int, device: torch.device) -> Excluded:

@@ -21,10 +21,13 @@ from shared.engine.kv.source import ComputedChunk, SegmentSource, StoredSegment
 from shared.engine.model.spec import ModelSpec
 from shared.errors import InternalError, KvquiltError
 from shared.generation.asked import Chunk
+from shared.identity import TokenIds
 
 log = logging.getLogger(__name__)
 
 _REQUESTS_AT_A_TIME = 4
+_COPY_BYTES = 8 << 20  # to a GPU: with less, the interpreter takes longer to order it than the device to copy
+_LEAST_COPIES = 4  # of a chunk: a pass begins with the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class ChunkLoad:
         self.absent: frozenset[str] = frozenset()
         self._reads: dict[str, ChunkRead] = {}
         self._dropped: set[str] = set()
+        self._num_begun = 0
         self._lock = threading.Lock()
 
     def found(self, stored: Mapping[str, StoredSegment], read: Callable[[str], ChunkRead]) -> list[ChunkRead]:
@@ -94,6 +98,12 @@ class ChunkLoad:
         if read is not None:
             read.drop()
         return read is not None
+
+    def begun(self) -> bool:
+        """The first layer of one more is there. False: of others, that are stored and wanted, it is not."""
+        with self._lock:
+            self._num_begun += 1
+            return self._num_begun >= len(self.tiers.keys() - self._dropped)
 
     def ended(self, key: str) -> None:
         """It was told."""
@@ -135,10 +145,12 @@ class Loader:
         is not dropped, before that perhaps with ``FirstLayer``. The others: see ``SegmentSource.open``."""
         self._readers.submit(self._load, load, tell, encoding, traceparent, tenant)
 
-    def find_chain(self, chunk: Chunk, tenant: str, tell: Callable[[FoundChain], None]) -> None:
-        """Asks the source for what stands in front of a chunk of the tenant."""
+    def find_chain(
+        self, chunk: Chunk, tenant: str, prefix_ids: TokenIds, tell: Callable[[FoundChain], None]
+    ) -> None:
+        """Asks the source for what stands in front of a chunk of the tenant, behind ``prefix_ids``."""
         with contextlib.suppress(RuntimeError):  # closed meanwhile
-            self._scout.submit(self._find_chain, chunk, tenant, tell)
+            self._scout.submit(self._find_chain, chunk, tenant, prefix_ids, tell)
 
     def verify(
         self,
@@ -171,10 +183,12 @@ class Loader:
             pool.shutdown(wait=True, cancel_futures=True)
         self._writer.shutdown(wait=True)
 
-    def _find_chain(self, chunk: Chunk, tenant: str, tell: Callable[[FoundChain], None]) -> None:
+    def _find_chain(
+        self, chunk: Chunk, tenant: str, prefix_ids: TokenIds, tell: Callable[[FoundChain], None]
+    ) -> None:
         chain = None
         try:
-            chain = self._source.chain(chunk, tenant)
+            chain = self._source.chain(chunk, tenant, prefix_ids)
         except Exception:
             log.exception("nobody can say what stands in front of chunk %s", chunk.chunk_id)
         tell(FoundChain(chunk.chunk_id, None if chain is None else tuple(chain)))
@@ -190,11 +204,19 @@ class Loader:
         reads = load.found({key: stored[key] for key in chunk_lens if key in stored}, read)
         for key in load.absent:
             tell(Loaded(key, None, broken=False))
-        read_list = ReadList(reads, self._spec.num_layers)
+        read_list = ReadList(reads, self._spec.num_layers, self._layers_at_once(chunk_lens))
         with contextlib.suppress(RuntimeError):  # closing: this thread clears the list alone
             for _ in range(self._num_threads - 1):
                 self._readers.submit(read_list.work, self._closing)
         read_list.work(self._closing)
+
+    def _layers_at_once(self, chunk_lens: Mapping[str, int]) -> int:
+        """One, which a pass can go on with; to a GPU as many as are worth a copy."""
+        if self._copies is None:
+            return 1
+        num_layers = self._spec.num_layers
+        layer_bytes = max(chunk_lens.values()) * self._spec.kv_bytes_per_token // num_layers
+        return min(-(-_COPY_BYTES // layer_bytes), -(-num_layers // _LEAST_COPIES))
 
     def _open(
         self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = "", tenant: str = ""
@@ -228,7 +250,7 @@ class Loader:
                 torch.empty(spec.num_kv_heads, num_tokens, spec.head_dim, dtype=spec.dtype) for _ in "kv"
             )
             for layer in range(spec.num_layers):
-                stored.read_layer(layer, k_KTD, v_KTD)
+                stored.read_layers(range(layer, layer + 1), [k_KTD], [v_KTD])
             intact = True
         except Exception as error:
             broken = is_broken(key, error)

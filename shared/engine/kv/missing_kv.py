@@ -192,11 +192,15 @@ class MissingKv:
         if entry.chain is None:
             request = holder.request
             chunk = next(c for c in request.chunks if c.chunk_id == entry.key)
+            entry.parent_id = chunk.parent_id
             entry.chain = chain_of(chunk, (*request.links, *request.chunks))
             if entry.chain is None and entry.key not in self._looked_for:
                 self._looked_for.add(entry.key)
                 self._loader.find_chain(
-                    chunk, request.tenant, lambda found: self._inbox.post(lambda: self._on_chain(found))
+                    chunk,
+                    request.tenant,
+                    request.prefix_ids,
+                    lambda found: self._inbox.post(lambda: self._on_chain(found)),
                 )
         return entry.chain
 

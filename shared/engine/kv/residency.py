@@ -48,7 +48,8 @@ class State(enum.Enum):
 @dataclass(slots=True, eq=False)
 class Entry:
     """``branch`` computes it, behind ``prefix_ids`` and ``chain``, while COMPUTING; ``broken``: a stored copy
-    failed its checksum and must be replaced. ``chain`` None: not known (yet). ``tenant``: whose it is.
+    failed its checksum and must be replaced. ``chain`` None: not known (yet). ``parent_id``: as its request
+    names what is in front of it. ``tenant``: whose it is.
     ``load``: it is being looked for or read; of a READY one: whether it is stored will be told. ``late``: it
     is computed, or will be, because a load comes late; ``only_loaded``: nobody can, or could.
     """
@@ -61,6 +62,7 @@ class Entry:
     branch: Branch | None = None
     prefix_ids: TokenIds = ()
     chain: tuple[Chunk, ...] | None = None
+    parent_id: str = ""
     broken: bool = False
     tenant: str = ""
     load: ChunkLoad | None = None

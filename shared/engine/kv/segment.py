@@ -23,28 +23,34 @@ Ints = NDArray[np.int64]
 Places = Sequence[int] | Ints
 
 
-def side_by_side(k_KTD: Tensor, v_KTD: Tensor) -> Tensor | None:
-    """A layer's keys and values as one [2, K, T, D], where they lie one behind the other in one piece of
-    memory (``Segment`` on a GPU), so that one copy fills both; None: they do not."""
-    size = k_KTD.numel()
-    joint = (
-        k_KTD.is_contiguous()
-        and v_KTD.is_contiguous()
-        and k_KTD.shape == v_KTD.shape
-        and k_KTD.untyped_storage().data_ptr() == v_KTD.untyped_storage().data_ptr()
-        and v_KTD.storage_offset() == k_KTD.storage_offset() + size
+def side_by_side(parts: Sequence[Tensor]) -> Tensor | None:
+    """Tensors [K, T, D] as one [parts, K, T, D], where they lie one behind the other in one piece of memory
+    (``Segment`` on a GPU: of each layer keys and then values), so that one copy fills all; None: they do
+    not."""
+    first, size = parts[0], parts[0].numel()
+    joint = first.untyped_storage().data_ptr() == parts[-1].untyped_storage().data_ptr() and all(
+        part.is_contiguous()
+        and part.shape == first.shape
+        and part.storage_offset() == first.storage_offset() + i * size
+        for i, part in enumerate(parts)
     )
-    return k_KTD.as_strided((2, *k_KTD.shape), (size, *k_KTD.stride())) if joint else None
+    return first.as_strided((len(parts), *first.shape), (size, *first.stride())) if joint else None
 
 
-def copy_layer(here: tuple[Tensor, Tensor], there: tuple[Tensor, Tensor]) -> None:
-    """Orders the copy of a layer's keys and values from pinned memory to a GPU."""
-    joint_here, joint_there = side_by_side(*here), side_by_side(*there)
+def copy_layers(here: Sequence[Tensor], there: Sequence[Tensor]) -> None:
+    """Orders the copy of layers' keys and values, of each layer keys and then values, from pinned memory to a
+    GPU."""
+    joint_here, joint_there = side_by_side(here), side_by_side(there)
     if joint_here is not None and joint_there is not None:
         joint_there.copy_(joint_here, non_blocking=True)
         return
     for x_KTD, out_KTD in zip(here, there, strict=True):
         out_KTD.copy_(x_KTD, non_blocking=True)
+
+
+def interleaved(k_LKTD: Sequence[Tensor], v_LKTD: Sequence[Tensor]) -> list[Tensor]:
+    """Of each layer keys and then values."""
+    return [x_KTD for kv in zip(k_LKTD, v_LKTD, strict=True) for x_KTD in kv]
 
 
 class Segment:
@@ -92,6 +98,13 @@ class Segment:
     @property
     def num_bytes(self) -> int:
         return self.capacity * self._spec.kv_bytes_per_token
+
+    def allocations(self) -> list[Tensor]:
+        """A tensor of each piece of memory that its buffers lie in."""
+        first, last = self.k_LKTD[0], self.v_LKTD[-1]
+        if first.untyped_storage().data_ptr() == last.untyped_storage().data_ptr():
+            return [first]
+        return [*self.k_LKTD, *self.v_LKTD]
 
     def places(self, begin: int, end: int) -> Places:
         """Local positions of tokens [begin, end); a range where they stand one behind the other."""

@@ -94,6 +94,7 @@ class SegmentCache:
         job.fetched.update(to_load)
         if to_load:
             of, load = job.request, self._begun(job.entries, to_load)
+            job.load = load
             told = partial(_told, tell, load)
             self._loader.load(load, told, traceparent=of.traceparent, tenant=of.tenant)
 
@@ -210,7 +211,7 @@ class SegmentCache:
                 replace=entry.broken,
                 write_back=True,
                 tenant=entry.tenant,
-                parent_id=entry.chain[-1].chunk_id if entry.chain else "",
+                parent_id=entry.parent_id,
                 asked_by=next((job.request.asked_by for job in self._holders(entry)), ""),
             )
         )

@@ -52,11 +52,11 @@ class StoredSegment(Protocol):
         empty: somewhere else."""
         ...
 
-    def read_layer(self, layer: int, k_out_HTD: Tensor, v_out_HTD: Tensor) -> None:
-        """Fills both tensors ([kv_heads, tokens, head_dim], contiguous, the model's dtype) with verified
-        bytes. On a GPU in the order of the calling thread's current stream: what fills them is ordered when
-        it returns, and need not have ended. Values lie right behind keys where a layer's bytes are a multiple
-        of 64.
+    def read_layers(self, layers: range, k_out_LHTD: Sequence[Tensor], v_out_LHTD: Sequence[Tensor]) -> None:
+        """Fills, for each of these layers, both tensors ([kv_heads, tokens, head_dim], contiguous, the
+        model's dtype) with verified bytes. On a GPU in the order of the calling thread's current stream: what
+        fills them is ordered when it returns, and need not have ended. Values lie right behind keys, and
+        layers behind each other, where a layer's bytes are a multiple of 64.
 
         Keys come out rotated at local positions 0, 1, 2, …
 
@@ -94,9 +94,10 @@ class SegmentSource(Protocol):
         """
         ...
 
-    def chain(self, chunk: Chunk, tenant: str) -> Sequence[Chunk] | None:
+    def chain(self, chunk: Chunk, tenant: str, prefix_ids: TokenIds) -> Sequence[Chunk] | None:
         """The chunks in front of this one in its document, one of the tenant's, the first of its chain first,
-        so that it can be computed as it was; None: nobody knows them any more."""
+        so that it can be computed as it was; None: nobody knows them any more. They have the identities that
+        they have behind ``prefix_ids``, whichever the document was made with."""
         ...
 
     def prefetch(self, chunk_ids: Sequence[str], tenant: str = "") -> None:
@@ -123,7 +124,7 @@ class NoSource:
     def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor], saved: bool = True) -> None:
         pass
 
-    def chain(self, chunk: Chunk, tenant: str) -> Sequence[Chunk] | None:
+    def chain(self, chunk: Chunk, tenant: str, prefix_ids: TokenIds) -> Sequence[Chunk] | None:
         return None
 
     def prefetch(self, chunk_ids: Sequence[str], tenant: str = "") -> None:

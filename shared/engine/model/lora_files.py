@@ -8,9 +8,7 @@ The package ``peft`` is not needed. What this reader does not compute as PEFT wo
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from torch import Tensor
 from shared.config import load
 from shared.engine.model.lora import AdapterFacts, LoraAdapter, LoraPair, Site
 from shared.errors import ConfigError, CorruptData
+from shared.whole_files import replacing
 
 CONFIG, WEIGHTS, FACTS = "adapter_config.json", "adapter_model.safetensors", "quilt.adapter.json"
 _PICKLE = "adapter_model.bin"
@@ -269,8 +268,5 @@ def _json_of(values: dict[str, Any]) -> bytes:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(number, "wb") as file:
+    with replacing(path) as file:
         file.write(content)
-    os.chmod(name, 0o644)
-    os.replace(name, path)

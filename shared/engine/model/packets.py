@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from torch import Tensor
 
 from shared.errors import CorruptData, ModelMismatch
 from shared.packets import FACTS, PacketFacts, read_facts
+from shared.whole_files import replacing
 
 WEIGHTS = "packets.safetensors"
 _HEADER, _TRAILER = "header", "trailer"
@@ -105,8 +104,5 @@ def _broken(directory: Path, reason: str) -> CorruptData:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(number, "wb") as file:
+    with replacing(path) as file:
         file.write(content)
-    os.chmod(name, 0o644)
-    os.replace(name, path)

@@ -18,7 +18,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from torch import Tensor
 from shared.engine.attention import Lane
 from shared.engine.backends.tables import Tables, TableSizes, Tiling
 from shared.engine.device_arrays import DeviceArrays
-from shared.engine.kv.arrival import Patience
+from shared.engine.kv.arrival import Arrival, Copied, Patience
 from shared.engine.kv.branch import Branch
 from shared.engine.model.adapting import AdaptedRows
 from shared.engine.model.model import LoadedModel
@@ -45,6 +45,18 @@ _ROUTED = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 
 Body = Callable[[], Tensor]
 Record = Callable[[Body], Body]
+
+
+class LayerGates(Protocol):
+    """Copies that recorded passes wait for, layer by layer: which ones, is said before each run."""
+
+    def wait(self, layer: int) -> None:
+        """In a body: what it orders from here on comes behind the copies that this layer is open behind."""
+        ...
+
+    def open_behind(self, layer: int, copies: Sequence[Copied]) -> None:
+        """For the runs that come."""
+        ...
 
 
 class GraphAttention(Protocol):
@@ -82,20 +94,24 @@ def can_be_recorded(config: Any) -> bool:
 
 
 class PassGraphs:
-    """``record``: makes of a body one that does the same again, and returns the same tensor."""
+    """``record``: makes of a body one that does the same again, and returns the same tensor. ``gates``: by
+    which it waits for copies of stored KV, layer by layer; None: it waits for all of them first."""
 
-    def __init__(self, model: LoadedModel, backend: GraphBackend, record: Record) -> None:
+    def __init__(
+        self, model: LoadedModel, backend: GraphBackend, record: Record, gates: LayerGates | None = None
+    ) -> None:
         self._model = model
         self._backend = backend
         self._record = record
+        self._gates = gates
         self._passes: OrderedDict[Form, _GraphPass] = OrderedDict()
         self._broken = False
         self._foreseen: tuple[list[object], Tables] | None = None  # state, tables without their pieces
 
     def logits(self, lanes: Sequence[Lane], rows: Sequence[int], patience: Patience) -> Tensor | None:
         """Runs the lanes' rows through the model. Returns the logits [B, V] of some of them, in float32,
-        until the next call; None: this pass is none for a graph, and nothing was done. Segments that arrive
-        are waited for as a whole: one pass of few rows takes less than it could gain layer by layer.
+        until the next call; None: this pass is none for a graph, and nothing was done. Of segments that
+        arrive all layers have to be there, or their copies ordered, before it begins.
 
         Raises:
             GivenUp: one was not there in time. Nothing was done.
@@ -106,21 +122,34 @@ class PassGraphs:
         if self._backend.fixed and _more_rows(num_rows) != num_rows:
             return None  # a product with more rows may round elsewhere
         tables = self._foreseen_for(lanes) or self._backend.tables(lanes)
-        for arrival in [a for piece in tables.pieces if (a := piece.segment.arrival) and not a.settled]:
-            for layer in range(self._model.spec.num_layers):
-                arrival.wait_for(layer, patience)
+        arrivals = [a for piece in tables.pieces if (a := piece.segment.arrival) and not a.settled]
+        for arrival in arrivals:
+            for layer in reversed(range(self._model.spec.num_layers)):  # it wakes once, if all come in order
+                arrival.wait_until_ordered(layer, patience)
         one = self._pass_for(tables, len(rows))
         token_ids = [t for lane in lanes for t in lane.token_ids]
         one.take(tables)
+        self._order_behind(arrivals, one.is_recorded)
         logits_BV = one.compute(token_ids, rows, self._recorded)[: len(rows)]
         if not self._backend.fixed and all(lane.num_rows == len(lane.branch.pending) == 1 for lane in lanes):
             self._foresee(lanes, len(rows))
         return logits_BV
 
+    def _order_behind(self, arrivals: Sequence[Arrival], is_recorded: bool) -> None:
+        """The pass comes behind the copies: a recorded one layer by layer."""
+        for layer in range(self._model.spec.num_layers if arrivals else 0):
+            copies = [copied for arrival in arrivals if (copied := arrival.take_copied(layer)) is not None]
+            if self._gates is not None and is_recorded:
+                if copies:
+                    self._gates.open_behind(layer, copies)
+            else:
+                for copied in copies:
+                    copied.wait()
+
     def _pass_for(self, tables: Tables, num_logits: int) -> _GraphPass:
         form = _form_of(tables, num_logits, len(self._backend.angles(tables)[0]))
         if form not in self._passes:
-            self._passes[form] = _GraphPass(self._model, self._backend, tables, form)
+            self._passes[form] = _GraphPass(self._model, self._backend, tables, form, self._gates)
         self._passes.move_to_end(form)
         while len(self._passes) > _MOST_GRAPHS:
             self._passes.popitem(last=False)
@@ -172,8 +201,15 @@ class _GraphPass:
 
     adapted: Sequence[AdaptedRows] = ()
 
-    def __init__(self, model: LoadedModel, backend: GraphBackend, tables: Tables, form: Form) -> None:
-        self._model, self._form = model, form
+    def __init__(
+        self,
+        model: LoadedModel,
+        backend: GraphBackend,
+        tables: Tables,
+        form: Form,
+        gates: LayerGates | None,
+    ) -> None:
+        self._model, self._form, self._gates = model, form, gates
         self._attention = backend.attention(tables.padded(form.sizes))
         self._foreseen: Tables | None = None
         self._numbers = DeviceArrays(self._arrays((), ()), model.spec.device)
@@ -186,7 +222,14 @@ class _GraphPass:
             self._foreseen = None if tables.pieces else tables
             self._attention.take(tables.padded(self._form.sizes))
 
+    @property
+    def is_recorded(self) -> bool:
+        """The next run is one of the recording."""
+        return self._again is not None
+
     def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
+        if self._gates is not None:
+            self._gates.wait(layer)
         return self._attention.run(layer, q_HRD, k_KRD, v_KRD, scale)
 
     def compute(self, token_ids: Sequence[int], rows: Sequence[int], record: Record) -> Tensor:
@@ -276,3 +319,21 @@ class CudaRecorder:
             return out
 
         return again
+
+
+class CudaGates:
+    """An event for each layer, of which a graph waits for what it stands for when the graph is launched."""
+
+    def __init__(self, device: torch.device, num_layers: int) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._events = [torch.cuda.Event(external=True) for _ in range(num_layers)]  # type: ignore[no-untyped-call]
+        for event in self._events:
+            event.record(self._stream)
+
+    def wait(self, layer: int) -> None:
+        self._events[layer].wait()
+
+    def open_behind(self, layer: int, copies: Sequence[Copied]) -> None:
+        for copied in copies:
+            self._stream.wait_event(cast(torch.cuda.Event, copied))
+        self._events[layer].record(self._stream)

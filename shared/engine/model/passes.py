@@ -17,8 +17,10 @@ from shared.engine.jobs.job import BranchWork, Computed
 from shared.engine.kv.arrival import Patience
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.pass_graphs import (
+    CudaGates,
     CudaRecorder,
     GraphBackend,
+    LayerGates,
     PassGraphs,
     Record,
     can_be_recorded,
@@ -35,9 +37,15 @@ draft's."""
 class PassRunner:
     """Runs slices through the model together and moves their tokens from pending to computed."""
 
-    def __init__(self, model: LoadedModel, config: EngineConfig, record: Record | None = None) -> None:
-        """``record``: of passes (``PassGraphs``); None: where there is a GPU, as CUDA graphs, if so
-        configured.
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: EngineConfig,
+        record: Record | None = None,
+        gates: LayerGates | None = None,
+    ) -> None:
+        """``record``, ``gates``: of passes (``PassGraphs``); None: where there is a GPU, as CUDA graphs, if
+        so configured.
 
         Raises:
             ConfigError: the model has other weights, or its device or processor is not one for the backend.
@@ -52,7 +60,8 @@ class PassRunner:
         if isinstance(self._backend, GraphBackend) and can_be_recorded(model.hf_model.config):
             if record is None and config.cuda_graphs and model.spec.device.type == "cuda":
                 record = CudaRecorder(model.spec.device)
-            self._graphs = record and PassGraphs(model, self._backend, record)
+                gates = CudaGates(model.spec.device, model.spec.num_layers)
+            self._graphs = record and PassGraphs(model, self._backend, record, gates)
 
     def run(self, slices: Sequence[Slice[BranchWork]], patience: Patience) -> list[Ended]:
         """The slices whose works have nothing pending any more.

@@ -43,7 +43,12 @@ EVERYTHING: dict[str, Any] = {
         "selector": {"timeout_s": 2.0, "fallback": "reordered"},
         "deployment": {"max_ongoing_requests": 7, "max_queued_requests": -1, "num_cpus": 2},
     },
-    "selector": {"model": "HuggingFaceTB/SmolLM2-135M", "threads": 2, "deployment": {"num_cpus": 2}},
+    "selector": {
+        "model": "HuggingFaceTB/SmolLM2-135M",
+        "threads": 2,
+        "scaling": {"queued_ms": 250},
+        "deployment": {"num_cpus": 2, "num_replicas": 0, "max_replicas": 2, "upscale_delay_s": 0},
+    },
 }
 AUTH = {
     "mode": "required",
@@ -96,6 +101,27 @@ def test_chart_and_composition_root_agree(helm: Helm, config: dict[str, Any], gp
     }
     quilt = merged(config, decided)
     assert serve_config_of(rendered) == serve_config(quilt, load_quilt(quilt, {}))
+
+
+def test_selectors_stand_beside_generators(helm: Helm) -> None:
+    rendered = helm.render(
+        config={"selector": {"model": "/aux", "threads": 2}},
+        model={"path": str(DEMO_MODEL)},
+        objects={"endpoint": "s3.example:9000"},
+        milvus={"uri": "http://milvus:19530"},
+        generator={"replicas": 3},
+        selector={"placement": "generators"},
+    )
+    applications = {one["name"]: one for one in serve_config_of(rendered)["applications"]}
+    (selector,) = applications["selector"]["deployments"]
+    assert selector["num_replicas"] == 3
+    assert selector["ray_actor_options"]["resources"] == {"kvquilt_selector": 1}
+    groups = only(rendered, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    offered = {group["groupName"]: group["rayStartParams"]["resources"] for group in groups}
+    assert offered == {
+        "services": "'{\"kvquilt_services\": 1000}'",
+        "generators": '\'{"kvquilt_generator": 1, "kvquilt_selector": 1}\'',
+    }
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,11 @@ FREE = {
         ({"services.replicas": 0}, "at '/services/replicas': minimum: got 0, want 1"),
         (
             {"config.gateway.deployment.num_replicas": 0},
-            "at '/config/gateway/deployment/num_replicas': minimum: got 0, want 1",
+            "config.gateway.deployment.num_replicas: 0 needs a max_replicas",
+        ),
+        (
+            {"config.gateway.deployment.num_replicas": -1},
+            "at '/config/gateway/deployment/num_replicas': minimum: got -1, want 0",
         ),
         ({"generator.gpus": 2}, "at '/generator/gpus': maximum: got 2, want 1"),
         ({"generator.shmSize": "lots"}, "at '/generator/shmSize'"),
@@ -100,6 +104,15 @@ FREE = {
             "num_gpus: the chart decides it; set generator.gpus",
         ),
         ({"config.generator.deployment.num_replicas": 2}, "the chart decides it; set generator.replicas"),
+        ({"selector.placement": "heads"}, "at '/selector/placement'"),
+        (
+            {"selector.placement": "generators", "config.selector.model": ""},
+            "selector.placement: is generators, but there is no selector; set config.selector.model",
+        ),
+        (
+            {"selector.placement": "generators", "config.selector.deployment.max_replicas": 2},
+            "config.selector.deployment.max_replicas: there is one selector for each generator",
+        ),
         ({"config.model": "/m"}, "config.model: the chart decides it; set model.path"),
         (
             {"config.kv_store.objects.endpoint": "s3"},

@@ -175,3 +175,41 @@ async def test_who_goes_away_in_the_moment_a_place_is_free_leaves_it_to_the_next
     assert readers.order == ["a1", "c1"]
     await readers.leave("c1")
     await last
+
+
+async def test_of_a_tenant_the_most_urgent_is_next_and_other_tenants_take_no_notice() -> None:
+    turns, order = Turns(1), list[str]()
+
+    async def take(name: str, priority: int = 0) -> None:
+        async with turns.turn(name[0], priority=priority):
+            order.append(name)
+            await asyncio.sleep(0)
+
+    tasks = [
+        asyncio.create_task(take(name, priority))
+        for name, priority in (("a1", 0), ("a2", 0), ("a3", -5), ("b1", 100), ("a4", 7))
+    ]
+    await asyncio.gather(*tasks)
+    await settle(turns)
+    assert order == ["a1", "a3", "b1", "a2", "a4"]
+
+
+async def test_with_a_full_queue_an_urgent_one_takes_the_place_of_its_tenants_least_urgent() -> None:
+    turns, refused = Turns(1, most_waiting=2), list[str]()
+    ends = asyncio.Event()
+
+    async def take(name: str, priority: int) -> None:
+        try:
+            async with turns.turn("a", priority=priority):
+                await ends.wait()
+        except Overloaded:
+            refused.append(name)
+
+    tasks = []
+    for name, priority in (("works", 0), ("first", 3), ("least", 5), ("equal", 5), ("urgent", 4)):
+        tasks.append(asyncio.create_task(take(name, priority)))
+        await settle(turns)
+    assert refused == ["equal", "least"]
+    ends.set()
+    await asyncio.gather(*tasks)
+    await settle(turns)

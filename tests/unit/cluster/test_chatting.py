@@ -23,6 +23,7 @@ from shared.answer import (
     Inquiry,
     Retrieved,
 )
+from shared.earlier_turns import EarlierTurn, Speaker
 from shared.errors import ContextTooLong, KvquiltError, Unavailable
 from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.orders import Auto
@@ -87,11 +88,8 @@ def test_what_was_said_goes_in_front_of_the_next_question_as_it_does_over_http()
     answerer = Answerer("Orla Venn", "1874", "?")
     Talked(answerer, "Who built it?\n", "\n", "When?\n", "/clear", "And now?")
     assert [one.questions for one in answerer.asked] == [("Who built it?",), ("When?",), ("And now?",)]
-    assert [one.preface for one in answerer.asked] == [
-        "",
-        "Earlier in this conversation:\nUser: Who built it?\nAssistant: Orla Venn",
-        "",
-    ]
+    said = (EarlierTurn(Speaker.USER, "Who built it?"), EarlierTurn(Speaker.ASSISTANT, "Orla Venn"))
+    assert [one.turns for one in answerer.asked] == [(), said, ()]
 
 
 def test_a_mode_holds_from_then_on() -> None:
@@ -146,7 +144,7 @@ def test_an_answer_that_fails_is_told_and_leaves_no_turn() -> None:
     answerer = Answerer(Unavailable("the generator is away; retry"), "Orla")
     talked = Talked(answerer, "Who?", "Who?")
     assert "the generator is away" in talked.err
-    assert [one.preface for one in answerer.asked] == ["", ""]
+    assert [one.turns for one in answerer.asked] == [(), ()]
     assert len(talked.dialogue.turns) == 2
     assert talked.code == 4
 
@@ -172,7 +170,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_conversation() -> None:
     assert "never" in talked.out
     assert "the answer was ended" in talked.err
     assert answerer.num_closed == 2
-    assert answerer.asked[1].preface == ""
+    assert answerer.asked[1].turns == ()
     assert "Orla" in talked.out
 
 

@@ -19,6 +19,7 @@ from rich.console import Console
 from cluster.cli.answer_output import collect, show, show_json
 from cluster.cli.ask_command import ask, decoding_of, equal_samples_hint, sampling_of
 from cluster.cli.console import documents_table, print_whole, stage_cells, stages_table, status_table
+from cluster.cli.explanation import ORIGINS
 from cluster.cli.ingest_command import ingest_files, print_skipped
 from cluster.cli.main import main
 from cluster.cli.reuse_options import FOREST_MODES, reuse_of
@@ -39,6 +40,7 @@ from shared.generation.asked import (
     MarginsAfter,
     SamplingParams,
 )
+from shared.generation.counted import LOADED
 from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.orders import ASKED_MODES, Auto, Reuse
 from shared.generation.selection import Grouping, Reading, SelectionTimings
@@ -52,6 +54,7 @@ from shared.generation.told import (
     TokenEvent,
     Usage,
 )
+from shared.routing.costs import Tier
 from shared.search import IndexedChunk, SearchHit, SearchMode
 
 HIT = SearchHit(IndexedChunk("c1", "Orla Venn built it", (1, 2)), "bridge.txt", "Bridge", "f", 0.5)
@@ -309,6 +312,31 @@ async def test_an_explanation_shows_the_context_with_what_was_computed_anew_and_
     plain = await shown(clipped(), ["Who?"], live=True)
     assert "⟦" not in plain
     assert "choosing took" in plain
+
+
+@pytest.mark.parametrize(
+    ("origins", "says"),
+    [
+        (("disk",), "in all; KV loaded from disk"),
+        (("computed",), "in all; KV computed for this answer"),
+        (("attic",), "in all; KV attic"),
+        ((), "in all\n"),
+    ],
+)
+async def test_an_explanation_says_where_each_chunks_kv_came_from(
+    origins: tuple[str, ...], says: str
+) -> None:
+    events = [
+        dataclasses.replace(event, usage=dataclasses.replace(event.usage, chunk_origins=origins))
+        if isinstance(event, AnswerUsage)
+        else event
+        for event in clipped()
+    ]
+    assert says in await shown(events, ["Who?"], live=True, explain=True)
+
+
+def test_every_origin_of_kv_has_words() -> None:
+    assert {*map(str, Tier), LOADED} - {str(Tier.ARRIVING)} <= set(ORIGINS)
 
 
 async def test_without_spans_an_explanation_still_counts_and_without_a_choice_it_shows_the_chunks() -> None:

@@ -15,7 +15,7 @@ from cluster.compose import APPLICATIONS
 from cluster.config import QuiltConfig, load_quilt
 from cluster.models.settings import under
 from cluster.paths import DEMO_MODEL, default_data_dir
-from shared.config import load, to_dict
+from shared.config import load, merge_env, read_yaml, to_dict
 from shared.errors import ConfigError
 from shared.prompt import PromptTokenizer
 from shared.prompt_config import PromptConfig
@@ -226,6 +226,15 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     }
     config = load_quilt({"grpc_port": 9200, "data_dir": str(tmp_path / "a"), "gateway": {"k": 5}}, environ)
     assert (config.grpc_port, config.gateway.k, config.data_dir) == (9100, 3, str(tmp_path / "b"))
+
+
+@pytest.mark.parametrize("text", ["You are: a: guide", "*token", "2026-13-01", 10**5 * "["])
+def test_what_is_no_yaml_is_named_and_a_variable_not_quoted(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"quilt\.yaml: not valid YAML: "):
+        read_yaml(f"system: {text}", "quilt.yaml")
+    with pytest.raises(ConfigError, match=r"^KVQUILT_PROMPT__SYSTEM: not valid YAML") as error:
+        merge_env({}, {"KVQUILT_PROMPT__SYSTEM": text})
+    assert text[:6] not in error.value.detail
 
 
 def test_log_settings_reach_every_service_and_one_service_may_differ(tmp_path: Path) -> None:

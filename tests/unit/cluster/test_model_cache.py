@@ -258,6 +258,20 @@ class TestListing:
         (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "x"}', encoding="utf-8")
         assert facts_of("x", tmp_path).template == "chat template"
 
+    @pytest.mark.parametrize(
+        "weights",
+        [b"abc", b"\xff" * 8 + b"{}", (8).to_bytes(8, "little") + b'{"a":{}}', b"\2" + bytes(7) + b"[]"],
+    )
+    def test_damaged_weights_are_told_and_hide_no_other_model(self, weights: bytes, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+        (tmp_path / "model.safetensors").write_bytes(weights)
+        assert facts_of("x", tmp_path).note.startswith("cannot be read: ")
+
+    @pytest.mark.parametrize("config", ["[]", '{"num_attention_heads": 2, "num_hidden_layers": 2}'])
+    def test_a_configuration_that_lacks_something_is_told(self, config: str, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text(config, encoding="utf-8")
+        assert facts_of("x", tmp_path).note.startswith("cannot be read: ")
+
     def test_the_command_lists_what_comes_along_what_was_converted_and_what_cannot_be_read(
         self, gguf: Path, environ: dict[str, str]
     ) -> None:

@@ -30,6 +30,8 @@ def test_every_file_is_there() -> None:
         "development",
         "model",
         "mutation",
+        "openapi",
+        "rulers",
         "services",
     ]
 

@@ -53,7 +53,7 @@ STATS = StoreStats(
     objects=TierStats("objects", 4, 44),
     tenants=(
         TenantStats("acme", 2, 40, 100, (PrincipalStats("key/anna", 1, 1024, 2048),)),
-        TenantStats("beta", 1, 4),
+        TenantStats("beta", 1, 4, num_items=3, item_bytes=5678),
     ),
 )
 
@@ -141,7 +141,15 @@ def test_statistics_are_shown_to_the_byte_and_as_json() -> None:
         "pinned_bytes": 5,
     }
     acme, beta = parsed["tenants"]
-    assert beta == {"tenant": "beta", "num_documents": 1, "num_bytes": 4, "quota_bytes": 0, "principals": []}
+    assert beta == {
+        "tenant": "beta",
+        "num_documents": 1,
+        "num_bytes": 4,
+        "quota_bytes": 0,
+        "principals": [],
+        "num_items": 3,
+        "item_bytes": 5678,
+    }
     anna = {"principal": "key/anna", "num_documents": 1, "num_bytes": 1024, "limit_bytes": 2048}
     assert acme["principals"] == [anna]
 

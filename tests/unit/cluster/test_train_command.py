@@ -251,6 +251,8 @@ class TestFiles:
         [
             ("{", "line 2: is no JSON"),
             ("[]", "line 2: is no JSON object"),
+            (10**5 * "[", r"line 2: is no JSON \(it is nested too deeply\)"),
+            (r'{"documents": [{"text": "\ud83d"}]}', "line 2: documents: holds half of a surrogate pair"),
             ('{"question": "a"}', "line 2: documents: is missing"),
             ('{"documents": [{"text": "a"}]}', "line 2: questions: is missing"),
             ('{"documents": [], "questions": ["a"]}', "line 2: documents: expected a list that is not empty"),

@@ -35,7 +35,7 @@ def test_a_whole_configuration_is_accepted(tmp_path: Path) -> None:
         {"generator": {"selector": {"fallback": "auto"}}},
         {"generator": {"engine": {"max_waiting": "many"}}},
         {"kv_store": {"quotas": {"tenants": {"a": "1 GB"}}}},
-        {"gateway": {"deployment": {"num_replicas": 0}}},
+        {"gateway": {"deployment": {"num_replicas": -1}}},
     ],
 )
 def test_a_wrong_setting_is_refused(wrong: dict[str, Any]) -> None:

@@ -333,7 +333,9 @@ class TestPlan:
                 alone[i] for i in range(lane.num_rows)
             ]
 
-    def test_more_processors_split_keys_more_and_more_rows_make_higher_tiles(self) -> None:
+    def test_more_processors_split_keys_more_and_many_rows_make_higher_tiles(
+        self,
+    ) -> None:
         def tiling(num_rows: int, num_processors: int) -> Tiling:
             case = Case(Shape(), (4096,), (BranchCase(4096, 0, num_rows, (PlacementCase(0, 0),)),))
             return choose_tiling(
@@ -342,11 +344,23 @@ class TestPlan:
 
         assert tiling(1, 1).split_len == 8192
         assert tiling(1, 132).split_len == 256
-        assert [tiling(rows, 132).block_rows for rows in (1, 8, 512)] == [16, 64, 128]
+        assert [tiling(rows, 132).block_rows for rows in (1, 8, 512)] == [16, 64, 64]
         assert tiling(512, 132).split_len > tiling(8, 132).split_len
 
 
 class TestExclusionBitmaps:
+    @PROPERTY
+    @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=100), min_size=1, max_size=4))
+    def test_those_of_several_placements_are_those_of_each(self, hidden: list[list[bool]]) -> None:
+        together = Excluded.in_all_layers([np.array(one, np.bool_) for one in hidden], 3, torch.device("cpu"))
+        for one, excluded in zip(hidden, together, strict=True):
+            if excluded is None:
+                assert not any(one)
+            else:
+                alone = Excluded.of(torch.tensor(one).expand(3, -1))
+                assert torch.equal(excluded.words_LW, alone.words_LW)
+                assert excluded.words_LW.is_contiguous()
+
     @PROPERTY
     @given(
         hidden=st.lists(st.booleans(), min_size=1, max_size=200),

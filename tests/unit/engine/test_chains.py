@@ -19,18 +19,27 @@ from shared.generation.asked import Chunk, PrefillRequest
 from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.told import ChunkStoredEvent
 from shared.identity import chunk_identity
-from tests.engine_runs import Prompts, Run, Shelf, assert_alike, assert_equals_oracle, engine_of, run
+from tests import engine_runs
+from tests.engine_runs import Prompts, Run, Shelf, assert_alike, assert_equals_oracle, run
 from tests.oracles import FAMILIES, ORACLES, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 MODES = [mode for mode in ReuseMode if mode.value in ORACLES and mode is not ReuseMode.COMPOSITE]
 PREFIX = (5, 9, 200, 31)
+# Keys and values of the first layer know no context, those of the second one step of it: only in a third one
+# it shows whether a chunk's chain stood behind its own.
+NUM_LAYERS = 3
 
 
 @lru_cache
 def oracle_model(family: str) -> Any:
-    return tiny_model(family)
+    return tiny_model(family, num_hidden_layers=NUM_LAYERS)
+
+
+def engine_of(family: str = "qwen2", **settings: Any) -> Engine:
+    own = {"hf_model": tiny_model(family, num_hidden_layers=NUM_LAYERS)}
+    return engine_runs.engine_of(family, **own | settings)
 
 
 def prefill(engine: Engine, chunks: Sequence[Chunk], links: Sequence[Chunk] = (), name: str = "p") -> Run:
@@ -205,7 +214,7 @@ class TestChainsFromTheSource:
 
     def test_a_source_that_fails_counts_as_one_that_does_not_know(self) -> None:
         class Failing(Shelf):
-            def chain(self, chunk: Chunk, tenant: str) -> Sequence[Chunk] | None:
+            def chain(self, chunk: Chunk, tenant: str, prefix_ids: tuple[int, ...]) -> Sequence[Chunk] | None:
                 raise RuntimeError("no answer")
 
         engine = engine_of("qwen2", source=Failing())

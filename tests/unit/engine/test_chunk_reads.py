@@ -41,12 +41,15 @@ class Stored:
         if self._begun:
             tell()
 
-    def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
+    def read_layers(
+        self, layers: range, k_out_LHTD: Sequence[torch.Tensor], v_out_LHTD: Sequence[torch.Tensor]
+    ) -> None:
+        assert len(layers) == len(k_out_LHTD) == len(v_out_LHTD)
         with self._lock:
-            self.layers.append(layer)
+            self.layers += layers
             self.num_reading += 1
             self.most_reading = max(self.most_reading, self.num_reading)
-        self._before(layer)
+        self._before(layers.start)
         with self._lock:
             self.num_reading -= 1
 
@@ -55,12 +58,12 @@ class Stored:
         self.num_closed += 1
 
 
-def listed(chunks: Sequence[Stored], told: Told) -> ReadList:
+def listed(chunks: Sequence[Stored], told: Told, at_once: int = 1) -> ReadList:
     def tell(event: FirstLayer | Loaded) -> None:
         told.append((event.key, type(event)))
 
     reads = [ChunkRead(str(i), chunk, Segment.arriving(SPEC, 3), tell) for i, chunk in enumerate(chunks)]
-    return ReadList(reads, LAYERS)
+    return ReadList(reads, LAYERS, at_once)
 
 
 @pytest.mark.parametrize("in_order", [False, True])
@@ -151,6 +154,20 @@ def test_every_layer_is_read_once(kinds: list[bool], num_threads: int) -> None:
         assert sorted(chunk.layers) == [*range(LAYERS)]
         assert chunk.num_closed == 1
     assert sum(kind is Loaded for _, kind in told) == len(chunks)
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_layers_that_are_read_together_are_told_together_and_the_last_are_the_rest(
+    in_order: bool,
+) -> None:
+    told: Told = []
+    runs: list[int] = []
+    chunks = [Stored(in_order, runs.append) for _ in range(2)]
+    listed(chunks, told, at_once=3).work(threading.Event())
+    assert runs == [0, 0, 3, 3]
+    assert [chunk.layers for chunk in chunks] == [[*range(LAYERS)]] * 2
+    assert told == [("0", FirstLayer), ("1", FirstLayer), ("0", Loaded), ("1", Loaded)]
+    assert [chunk.num_closed for chunk in chunks] == [1, 1]
 
 
 @pytest.mark.parametrize("in_order", [False, True])

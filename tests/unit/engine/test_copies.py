@@ -120,7 +120,8 @@ def test_each_layer_of_a_chunk_is_one_copy_that_the_pass_waits_for_before_this_l
     assert loaders == [
         one for n in range(1, num_copies + 1) for one in (("copy", n), ("event", n), ("event", n))
     ]
-    engine = [(what, number) for thread, what, number in gpu.logged if thread == ours]
+    # its own events are those of its tables
+    engine = [(what, number) for thread, what, number in gpu.logged if thread == ours and what != "event"]
     assert not [one for one in gpu.crossings if one.thread != ours and one.way == "there" and one.waits]
     first_wait = engine.index(("wait", 1))
     expected: list[tuple[str, int]] = []
@@ -156,15 +157,41 @@ def test_what_is_encoded_crosses_as_it_is_stored_in_one_copy_per_layer(
     assert not any(one.waits for one in crossed)
 
 
+@pytest.mark.parametrize(("encoding", "tables"), [("exact", 0), ("int8", 2)])
+def test_layers_that_are_read_together_cross_in_one_copy(
+    gpu: PretendGpu, tmp_path: Path, encoding: str, tables: int
+) -> None:
+    """``tables``: of the rotation, which cross once."""
+    files = Files(tmp_path, encoding)
+    here = engine_here(files)
+    request = Prompts(here, seed=5).request(7, (20,), (4,), max_tokens=1)
+    run(here, request)
+    here.shut_down()
+    spec_there = engine_there(files).model.spec
+    segments = []
+    gpu.crossings.clear()
+    for spec in (spec_there, here.model.spec):
+        segment = Segment.arriving(spec, 20)
+        (stored,) = files.open({request.chunks[0].chunk_id: 20}).values()
+        stored.read_layers(range(spec.num_layers), segment.k_LKTD, segment.v_LKTD)
+        stored.close()
+        segments.append(segment)
+    assert len([one for one in gpu.crossings if one.way == "there"]) == 1 + tables
+    there, right = segments
+    for ours, theirs in ((there.k_LKTD, right.k_LKTD), (there.v_LKTD, right.v_LKTD)):
+        for x_KTD, y_KTD in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(x_KTD.cpu(), y_KTD)
+
+
 def test_only_what_lies_in_one_piece_is_copied_as_one(gpu: PretendGpu) -> None:
     spec = engine_there(Files(Path(), "exact")).model.spec
     segment = Segment.arriving(spec, 6)
     for layer in range(spec.num_layers):
         k_KTD, v_KTD = segment.k_LKTD[layer], segment.v_LKTD[layer]
-        both = side_by_side(k_KTD, v_KTD)
+        both = side_by_side([k_KTD, v_KTD])
         assert both is not None
         both.copy_(torch.arange(float(both.numel())).view(both.shape).to("cuda"))
         assert torch.equal(torch.stack([k_KTD, v_KTD]), both)
-        assert side_by_side(v_KTD, k_KTD) is None
-        assert side_by_side(k_KTD[:, 1:], v_KTD[:, 1:]) is None
-    assert side_by_side(segment.k_LKTD[0], segment.k_LKTD[0].clone()) is None
+        assert side_by_side([v_KTD, k_KTD]) is None
+        assert side_by_side([k_KTD[:, 1:], v_KTD[:, 1:]]) is None
+    assert side_by_side([segment.k_LKTD[0], segment.k_LKTD[0].clone()]) is None

@@ -116,6 +116,7 @@ class TestComputedFirst:
         assert one.branches() == answers
         usage, late = one.done.usage, engine.stats().late
         assert (usage.recomputed_tokens, usage.loaded_tokens) == (54 + 13, 0)
+        assert usage.chunk_origins == ("computed",) * 3
         assert (late.num_chunks, late.num_tokens, late.num_in_vain) == (3, 54, 0)
         gate.set()
         engine.shut_down()
@@ -328,7 +329,7 @@ class TestChains:
         request = replace(asked, chunks=(document[2],))
         engine = late_engine(shelf)
         one, looked = Run(request), threading.Event()
-        shelf.chain = lambda chunk, tenant: looked.set()  # type: ignore[method-assign, assignment, func-returns-value]
+        shelf.chain = lambda *_: looked.set()  # type: ignore[method-assign, func-returns-value]
         shelf.before_layer = closed(gate)
         engine.submit(request, one.events.append)
         step_until(engine, looked.is_set)
@@ -455,14 +456,15 @@ class TestInVirtualTime:
             assert self.is_late(late, entry) == (tier == "objects")
 
 
-def test_layers_come_at_the_pace_of_those_behind_the_first() -> None:
-    arrival = Arrival(3)
+@pytest.mark.parametrize("together", [1, 2])
+def test_layers_come_at_the_pace_of_those_behind_the_first(together: int) -> None:
+    arrival = Arrival(3 * together)
     assert arrival.pace_s is None
-    arrival.layer_arrived(0)
+    arrival.layers_arrived(range(together))
     assert arrival.pace_s is None, "how long the first took says nothing of the others"
-    arrival.layer_arrived(1)
+    arrival.layers_arrived(range(together, 2 * together))
     assert arrival.pace_s is not None
-    arrival.layer_arrived(2)
+    arrival.layers_arrived(range(2 * together, 3 * together))
     assert arrival.pace_s == 0.0
 
 

@@ -124,7 +124,9 @@ def test_what_finds_no_room_there_fails_the_request_that_needs_it_and_no_other(
         max_tokens=3,
     )
     if what == "stored chunk":
-        run(engine_of("qwen2", backend="torch", source=shelf), large)
+        first = engine_of("qwen2", backend="torch", source=shelf)
+        run(first, large)
+        first.shut_down()  # which stores what is still being stored
         assert shelf.kv
     engine = engine_there(source=shelf)
     room_for(gpu, engine, 60)

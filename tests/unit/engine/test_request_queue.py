@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from shared.admission.priority import MOST_OVERTAKEN
 from shared.engine.admission_control import AdmissionControl
 from shared.engine.endings import Endings
 from shared.engine.jobs.context import ContextJob, Grower
@@ -214,3 +215,32 @@ def test_a_request_over_a_context_is_found_in_every_place(requests: RequestQueue
     requests.pause_overgrown()
     assert [requests.get(name) for name in "abc"] == [*jobs]
     assert requests.get("p") is not None
+
+
+def urgent(name: str, priority: int, tenant: str = "") -> Wanting:
+    request = GenerateRequest(name, (), (), ((1,),), tenant=tenant, priority=priority)
+    return Wanting(request, lambda _: None, host=NOBODY)
+
+
+def test_of_a_tenant_the_most_urgent_is_admitted_first(requests: RequestQueue) -> None:
+    added(requests, urgent("a0", 0, "a"), urgent("a1", -1, "a"), urgent("b0", 50, "b"), urgent("a2", 0, "a"))
+    assert admit_all(requests) == ["a1", "b0", "a0"]
+
+
+def test_a_patient_request_is_overtaken_by_a_bounded_number(requests: RequestQueue) -> None:
+    requests.add(urgent("patient", 100))
+    for number in range(2 * MOST_OVERTAKEN):
+        requests.add(urgent(f"urgent{number}", -100))
+    admitted = []
+    while job := requests.admit_next():
+        admitted.append(job.request.request_id)
+        requests.remove(job)
+    assert admitted.index("patient") == MOST_OVERTAKEN
+
+
+def test_prefills_go_by_priority_too(requests: RequestQueue) -> None:
+    for name, priority in (("a", 0), ("b", 1), ("c", -1)):
+        request = PrefillRequest(name, (), (Chunk("c", (1,)),), priority=priority)
+        requests.add(PrefillJob(request, lambda _: None, on_computed=lambda *_: None))
+    admitted = [job.request.request_id for job in iter(requests.admit_prefill, None) if job is not None]
+    assert admitted == ["c", "a", "b"]

@@ -78,6 +78,23 @@ def test_an_answer_tells_what_it_loaded_of_each_tier_traced_or_not() -> None:
     num_bytes = sum(len(c.token_ids) for c in request.chunks) * engine.model.spec.kv_bytes_per_token
     assert (load.tier, load.num_chunks, load.num_bytes) == ("shelf", 3, num_bytes)
     assert load.load_s > 0
+
+
+def test_an_answer_tells_of_each_chunk_where_its_kv_came_from() -> None:
+    shelf = Shelf()
+    engine = engine_of(source=shelf)
+    request = Prompts(engine).request(7, (20, 1, 33))
+    first, absent, last = request.chunks
+    run(engine, PrefillRequest("prefill", request.prefix_ids, (first, last)))
+    engine = engine_of(source=shelf)
+    run(engine, replace(request, request_id="before", chunks=(last,)))
+    (one,) = run(engine, replace(request, chunks=(*request.chunks, first)))
+    assert one.done.usage.chunk_origins == ("shelf", "computed", "resident", "shelf")
+    (again,) = run(engine, request)
+    assert again.done.usage.chunk_origins == ("resident",) * 3
+    (full,) = run(engine, replace(request, reuse=ReuseMode.FULL))
+    assert full.done.usage.chunk_origins == ("computed",) * 3
+    assert absent.chunk_id in shelf.kv, "what was computed is stored"
     full = Prompts(engine).request(8, (20,), reuse=ReuseMode.FULL)
     (without,) = run(engine, replace(full, request_id="full"))
     assert without.done.loads == ()

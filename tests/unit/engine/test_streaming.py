@@ -291,7 +291,7 @@ def test_resident_chunks_and_those_of_a_request_that_is_served_at_once_are_not_a
 class TestPatience:
     def test_it_ends_when_all_waiting_together_took_too_long(self) -> None:
         arrival, patience = Arrival(2), Patience(total_s=0.02)
-        arrival.layer_arrived(0)
+        arrival.layers_arrived(range(1))
         arrival.wait_for(0, patience)
         with pytest.raises(GivenUp) as end:
             arrival.wait_for(1, patience)
@@ -304,7 +304,7 @@ class TestPatience:
 
     def test_a_layer_that_is_there_can_be_used_even_if_others_never_come(self) -> None:
         arrival = Arrival(2)
-        arrival.layer_arrived(0)
+        arrival.layers_arrived(range(1))
         arrival.fail()
         arrival.wait_for(0, Patience())
         with pytest.raises(GivenUp) as end:

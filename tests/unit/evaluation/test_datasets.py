@@ -239,6 +239,21 @@ def test_noise_is_shares_of_the_passages() -> None:
             parse_noise(wrong)
 
 
+def test_records_that_share_an_id_are_cases_of_their_own(tmp_path: Path) -> None:
+    for task in rgb_tasks(lines(tmp_path / "en.json", PLAIN, {**PLAIN, "query": "And when?"}), WANTED):
+        assert {case.name for case in task.cases} == {"7", "7, line 2"}
+    (task,) = longbench_tasks(lines(tmp_path / "x.jsonl", LONGBENCH, LONGBENCH), WANTED)
+    assert {case.name for case in task.cases} == {"abc", "abc, line 2"}
+
+
+def test_empty_texts_are_no_references(tmp_path: Path) -> None:
+    (task,) = ctxs_tasks(lines(tmp_path / "x.json", {**CTXS, "answers": ["", "Tilo"]}), WANTED)
+    assert task.cases[0].references == (("Tilo",),)
+    asked = {"Question": "Who?", "Answer": {"Value": "Tilo", "Aliases": ["", "T."]}}
+    (task,) = triviaqa_tasks(lines(tmp_path / "web.json", asked), WANTED)
+    assert task.cases[0].references == (("Tilo", "T."),)
+
+
 # --- other formats ------------------------------------------------------------------------------------------
 
 
@@ -263,7 +278,18 @@ def without(record: dict[str, Any], *fields: str) -> dict[str, Any]:
         (ctxs_tasks, [{**CTXS, "ctxs": []}], r"line 1: ctxs: is empty"),
         (ctxs_tasks, [7], r"line 1: is no object, but 7"),
         (gsm8k_tasks, [{"question": "?", "answer": "2"}], r"line 1: answer: does not end with “#### NUMBER”"),
+        (
+            gsm8k_tasks,
+            [{"question": "?", "answer": "#### --2"}],
+            r"line 1: answer: does not end with “#### NU",
+        ),
         (triviaqa_tasks, [{"Question": "?", "Answer": "x"}], r'line 1: Answer: must be an object, got "x"'),
+        (
+            rgb_tasks,
+            [{**PLAIN, "answer": [["", " "]]}],
+            r'line 1: answer: must hold text, got \[\["", " "\]\]',
+        ),
+        (ctxs_tasks, [{**CTXS, "answers": [""]}], r'line 1: answers: must hold text, got \[""\]'),
     ],
 )
 def test_a_record_of_another_format_is_told_by_line_and_field(
@@ -279,6 +305,11 @@ def test_a_record_of_another_format_is_told_by_line_and_field(
     ("read", "written", "says"),
     [
         (ctxs_tasks, b'{"question": ', "line 1: is no JSON"),
+        (ctxs_tasks, b'{"question": "\\ud83d"}', "line 1: question: holds half of a surrogate pair"),
+        (ctxs_tasks, b'{"x": [{"y": "\\udc00"}]}', "line 1: x: holds half of a surrogate pair"),
+        (ctxs_tasks, b'{"question": ' + 10**5 * b"[", r"line 1: is no JSON \(it is nested too deeply\)"),
+        (ctxs_tasks, 10**5 * b"[", r"line 1: is no JSON \(it is nested too deeply\)"),
+        (ctxs_tasks, gzip.compress(b"{}")[:10] + 20 * b"x", "cannot be read"),
         (ctxs_tasks, b"", "line 1: the file is empty"),
         (ctxs_tasks, b'[{"question": "?"}]', "item 1: ctxs: is missing"),
         (ctxs_tasks, b"\xff\xfe\x00", "cannot be read"),

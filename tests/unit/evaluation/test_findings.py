@@ -17,7 +17,7 @@ from cluster.evaluation.metrics import Metric
 from cluster.evaluation.show import shown
 from shared.generation.modes import ReuseMode
 from shared.kv_types import KvContext
-from shared.measuring.paired import flip_test, mcnemar
+from shared.measuring.paired import flip_test, mcnemar, median_of
 
 ARMS = tuple(arms_of((ReuseMode.REORDERED, ReuseMode.CACHECLIP), (KvContext.NONE,), (0.2,)))
 LABELS = [arm.label for arm in ARMS]
@@ -149,3 +149,10 @@ def test_flipping_signs_finds_how_often_a_mean_is_as_large_by_chance(differences
     ]
     exact = sum(one >= abs(sum(moved)) - 1e-12 for one in sums) / len(sums)
     assert flip_test(np.array(differences, dtype=np.float64)) == pytest.approx(exact, abs=0.02)
+
+
+def test_the_interval_of_a_median_holds_it() -> None:
+    found = median_of([1.0, 2.0, 3.0, 100.0, 4.0])
+    assert found.low <= found.value == 3.0 <= found.high
+    alone = median_of([2.0])
+    assert (alone.low, alone.value, alone.high) == (2.0, 2.0, 2.0)

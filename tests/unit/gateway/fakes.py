@@ -116,6 +116,7 @@ class FakeGenerator:
     chosen: ChosenEvent | None = None
     reference: dict[str, str] = field(default_factory=dict)
     verdict: ObeyedVerdict | None = None
+    origins: tuple[str, ...] = ()
     suspended: list[tuple[str, str]] = field(default_factory=list)
     max_positions: int = 1024
 
@@ -164,7 +165,7 @@ class FakeGenerator:
         ]
         events += [self.chosen] if self.chosen else []
         num_tokens = n * sum(map(len, words.values()))
-        usage = Usage(100, 90, 10, num_tokens)
+        usage = Usage(100, 90, 10, num_tokens, chunk_origins=self.origins)
         if order.reuse.mode is Auto.AUTO and self.verdict and self.verdict.id not in dict(self.suspended):
             usage = replace(usage, reuse=ReuseMode.REORDERED, verdict=self.verdict)
         return [*events, DoneEvent(usage, Timings(queue_s=1.0, prefill_s=5.0, engine_ttft_s=4.0))]

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from services.gateway.config import GatewayConfig, HttpConfig
+from services.gateway.config import GatewayConfig, HttpConfig, ResponsesConfig
 from services.gateway.http.routes import http_app
 from services.gateway.kept.attaching import Attaching
 from services.gateway.kept.kept import KeptThings, kept_by
@@ -116,6 +116,8 @@ class World:
         directory: Path,
         limits: RequestLimits | None = None,
         http: HttpConfig | None = None,
+        generator: FakeGenerator | None = None,
+        responses: ResponsesConfig | None = None,
         **others: Any,
     ) -> World:
         """``others``: of ``http_app``."""
@@ -127,9 +129,9 @@ class World:
         async def pause(seconds: float) -> None:
             pauses.append(seconds)
 
-        kept = kept_by(store, ingestion, index, entrance, 60, pause)
+        kept = kept_by(store, ingestion, index, entrance, 60, pause, responses)
         config = GatewayConfig(http=http or HttpConfig("tiny", max_upload_bytes=200_000))
-        pipeline = Pipeline(index, FakeGenerator({}), config, Prefetching(None))
+        pipeline = Pipeline(index, generator or FakeGenerator({}), config, Prefetching(None))
         app = http_app(pipeline, config.http, limits, door=entrance, kept=kept, **others)
         return cls(directory, store, ingestion, index, kept, app, pauses)
 

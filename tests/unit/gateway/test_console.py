@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -19,11 +21,14 @@ from services.gateway.prefetch import Prefetching
 from shared.answer import Retrieved
 from shared.clients.health import ServiceHealth
 from shared.errors import Unavailable
+from shared.generation.counted import COMPUTED, LOADED, RESIDENT
 from shared.generation.told import SelectedEvent, TextSpan
 from shared.kv_reports import NodeStats, StoreStats, TierStats
+from shared.metrics import table
 from shared.principals.callers import Callers
 from shared.principals.principal import Role
 from shared.request import RequestContext
+from shared.routing.costs import Tier
 from shared.search import SearchHit, SearchMode
 from tests.unit.gateway.fakes import FakeGenerator, FakeRetriever, hit
 from tests.unit.principals.test_callers import StaticKeys, World
@@ -122,6 +127,24 @@ def test_scripts_keep_nothing_load_nothing_and_make_no_markup() -> None:
     assert not re.search(r"\son\w+=|\sstyle=|<style", page), "the policy would refuse it"
 
 
+def test_the_console_has_a_name_and_a_colour_for_every_origin_of_kv() -> None:
+    origins = {*map(str, Tier), LOADED} - {str(Tier.ARRIVING)}  # what arrives is loaded, or resident already
+    assert {RESIDENT, COMPUTED} < origins
+    script, style = ((STATIC / name).read_text() for name in ("context.js", "console.css"))
+    names = re.search(r"const NAMES = \{(.*?)\};", script, re.DOTALL)
+    assert names is not None
+    assert origins <= set(re.findall(r"(\w+): \"", names[1]))
+    for origin in origins:
+        assert re.search(rf"\.{origin}\b[^{{}}]*\{{ --hue: ", style), origin
+
+
+def test_the_console_looks_for_metrics_that_there_are() -> None:
+    there = {metric.name for metric in table.ALL}
+    named = set(re.findall(r"kvquilt_\w+", (STATIC / "replicas.js").read_text()))
+    assert len(named) > 5
+    assert {name.removeprefix("kvquilt_") for name in named} <= there
+
+
 async def test_the_state_is_for_those_who_may_know_it(world: World) -> None:
     admin, reader = world.key("ada", Role.ADMIN), world.key("ray", Role.READER)
     async with browser(app(world.callers)) as http:
@@ -163,6 +186,7 @@ async def test_a_state_that_cannot_be_told_is_an_error_in_openais_form() -> None
 async def test_an_explained_answer_tells_its_chunks_as_they_are() -> None:
     generator = FakeGenerator({WHO: "Orla Venn"})
     generator.selected = SelectedEvent((0, 6), chunks=((TextSpan(0, 7, 0.5),), (TextSpan(0, 5, 0.25),)))
+    generator.origins = ("resident", "disk")
     async with browser(app(generator=generator)) as http:
         got = await http.post("/v1/chat/completions", json=asked(explain=True))
         plain = await http.post("/v1/chat/completions", json=asked())
@@ -171,6 +195,7 @@ async def test_an_explained_answer_tells_its_chunks_as_they_are() -> None:
             "source": 0,
             "text": MARKUP,
             "num_tokens": 4,
+            "origin": "resident",
             "conditioned": True,
             "selected_tokens": 1,
             "spans": [{"start": 0, "end": 7, "score": 0.5}],
@@ -179,6 +204,7 @@ async def test_an_explained_answer_tells_its_chunks_as_they_are() -> None:
             "source": 1,
             "text": "built in 1874",
             "num_tokens": 3,
+            "origin": "disk",
             "conditioned": False,
             "selected_tokens": 1,
             "spans": [{"start": 0, "end": 5, "score": 0.25}],
@@ -188,7 +214,44 @@ async def test_an_explained_answer_tells_its_chunks_as_they_are() -> None:
     assert plain.json()["kvquilt"]["context"] is None
 
 
+@pytest.mark.parametrize("num_questions", [1, 2])
+async def test_branches_are_numbered_and_their_tokens_told_as_they_grow(num_questions: int) -> None:
+    """What ``branches.js`` goes by: of one question by chat, of several by completions."""
+    when = "When was it built?"
+    rankings = {WHO: [hit("a", "Orla Venn built it")], when: [hit("b", "built in 1874")]}
+    pipeline = Pipeline(
+        FakeRetriever(rankings),
+        FakeGenerator({WHO: "Orla Venn did", when: "in 1874"}),
+        GatewayConfig(),
+        Prefetching(None),
+    )
+    body = asked(n=2, temperature=0.8, explain=True, stream=True, stream_options={"include_usage": True})
+    if num_questions == 1:
+        path, body = "/v1/chat/completions", body | {"logprobs": True}
+    else:
+        path, body = "/v1/completions", body | {"prompt": [WHO, when], "logprobs": 0}
+        del body["messages"]
+    async with browser(http_app(pipeline, HttpConfig("tiny"))) as http:
+        got = await http.post(path, json=body)
+    chunks = [json.loads(frame[6:]) for frame in got.text.split("\n\n") if frame.startswith("data: {")]
+    texts, tokens, ends = defaultdict[int, str](str), Counter[int](), list[int]()
+    for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+        index, logprobs = choice["index"], choice.get("logprobs") or {}
+        texts[index] += choice.get("text") or choice.get("delta", {}).get("content") or ""
+        tokens[index] += len(logprobs.get("token_logprobs") or logprobs.get("content") or ())
+        ends += [index] if choice["finish_reason"] else []
+    said = ["Orla Venn did", "in 1874"][:num_questions]
+    assert [texts[i] for i in range(2 * num_questions)] == [text for text in said for _ in range(2)]
+    assert sorted(ends) == list(range(2 * num_questions))
+    (cost,) = (chunk["usage"] for chunk in chunks if chunk.get("usage"))
+    assert tokens.total() == cost["completion_tokens"]
+    (told,) = (chunk["kvquilt"] for chunk in chunks if chunk.get("kvquilt"))
+    assert {citation["choice"] for citation in told["citations"]} == set(range(2 * num_questions))
+    assert len(told["context"]) == num_questions
+
+
 def test_behind_a_handed_chunk_nobody_here_counts_tokens() -> None:
     handed = replace(hit("b", "handed over"), chunk=replace(hit("b", "handed over").chunk, token_ids=()))
-    told = explained(Retrieved((hit("a", "one two"), handed, hit("c", "three")), SearchMode.DENSE), [])
+    told = explained(Retrieved((hit("a", "one two"), handed, hit("c", "three")), SearchMode.DENSE), [], ())
     assert [(chunk.num_tokens, chunk.selected_tokens) for chunk in told] == [(2, 0), (None, None), (1, None)]
+    assert {chunk.origin for chunk in told} == {None}, "an older generator names none"

@@ -248,3 +248,21 @@ async def test_pages_that_cannot_be_are_refused_by_name(world: World, query: Any
     assert raised.value.param == param
     with pytest.raises(openai.BadRequestError, match="before"):
         await client(world.app).files.list(extra_query={"before": "file-1"})
+
+
+async def test_another_method_is_told_all_that_are_possible_there(world: World) -> None:
+    transport = httpx2.ASGITransport(world.app, raise_app_exceptions=False)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        allowed = [
+            (await http.request("PATCH", path)).headers["allow"] for path in ("/v1/files", "/v1/files/f")
+        ]
+    assert allowed == ["GET, POST", "DELETE, GET"]
+
+
+async def test_the_document_says_that_extras_must_be_empty_and_hides_what_is_refused(world: World) -> None:
+    told = world.app.openapi()
+    schema = told["components"]["schemas"]["ChatRequest"]
+    assert schema["additionalProperties"] == {"enum": [None, "", [], {}]}
+    parameters = told["paths"]["/v1/files"]["get"]["parameters"]
+    assert {one["name"] for one in parameters} >= {"after", "limit"}
+    assert "before" not in {one["name"] for one in parameters}

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from services.gateway.http.requests import ChatRequest
 from services.gateway.http.text_requests import TextRequest
 from shared.answer import Inquiry, Refusal, RetrievalOptions
+from shared.earlier_turns import EarlierTurn, Speaker
 from shared.errors import InvalidRequest
 from shared.generation.asked import SamplingParams
 from shared.generation.modes import Recompute, ReuseMode
@@ -80,8 +81,10 @@ def test_system_text_and_earlier_turns_stand_in_front_of_the_question() -> None:
         },
     ).inquiry()
     assert inquiry.questions == ("What did\nshe do?",)
-    assert inquiry.preface == (
-        "Be brief.\nBe kind.\nEarlier in this conversation:\nUser: Who is Orla Venn?\nAssistant: An engineer."
+    assert inquiry.preface == "Be brief.\nBe kind."
+    assert inquiry.turns == (
+        EarlierTurn(Speaker.USER, "Who is Orla Venn?"),
+        EarlierTurn(Speaker.ASSISTANT, "An engineer."),
     )
 
 
@@ -152,6 +155,7 @@ def test_the_tenant_comes_by_a_header_or_in_the_body_but_is_one() -> None:
 
 def test_a_deadline_is_kept() -> None:
     assert 0 < request(deadline_ms=5_000).context({}).remaining_s <= 5
+    assert [request().context({}).priority, request(priority=-7).context({}).priority] == [0, -7]
 
 
 def test_documents_are_handed_over_and_log_probabilities_are_asked_for() -> None:

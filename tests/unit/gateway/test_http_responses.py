@@ -131,13 +131,14 @@ async def test_the_tool_says_how_many_are_looked_for_and_by_which_filters() -> N
 
 async def test_earlier_turns_go_along_and_so_does_the_output_of_an_earlier_response() -> None:
     generator = FakeGenerator(Always("Orla Venn"))
-    served = app(generator)
+    served = app(generator, FakeRetriever({WHO: HITS, f"{WHO}\n{WHO}": HITS}))
     first = await ask(served)
     again = [{"role": "user", "content": WHO}, *first.output, {"role": "user", "content": WHO}]
     response = await ask(served, input=again, instructions="Be brief.")
     assert response.output_text == "Orla Venn"
     asked = str(generator.asked[-1].questions[0])
     assert asked.index("Be brief.") < asked.index("Orla Venn") < asked.rindex(WHO)
+    assert response.output[0].queries == [f"{WHO}\n{WHO}"]  # what was really searched by
 
 
 async def test_an_answer_that_is_cut_short_is_incomplete() -> None:
@@ -163,7 +164,6 @@ async def test_a_format_is_kept_to() -> None:
 @pytest.mark.parametrize(
     ("parameters", "param"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"store": True}, "store"),
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),

@@ -118,8 +118,11 @@ async def test_a_whole_answer_with_its_sources_and_what_it_cost() -> None:
     assert told["tokens"]["recomputed"] == 10
 
 
-async def test_a_stream_is_a_role_the_text_an_end_and_the_cost() -> None:
-    chunks = await chunks_of(await ask(stream=True, stream_options={"include_usage": True}))
+@pytest.mark.parametrize(
+    "options", [{"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}]
+)
+async def test_a_stream_is_a_role_the_text_an_end_and_the_cost(options: dict[str, bool]) -> None:
+    chunks = await chunks_of(await ask(stream=True, stream_options=options))
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
     deltas = [chunk.choices[0].delta for chunk in chunks[:-1]]
     assert (deltas[0].role, deltas[0].content) == ("assistant", "")
@@ -338,6 +341,7 @@ async def test_what_is_not_served_is_said_in_openais_form() -> None:
     with pytest.raises(openai.APIStatusError, match="is not possible") as refused:
         await client().get("/chat/completions", cast_to=object)
     assert refused.value.status_code == 405
+    assert refused.value.response.headers["allow"] == "POST"
 
 
 @pytest.mark.parametrize("hang_after", [0, 1])

@@ -105,6 +105,36 @@ async def test_a_name_is_taken_once_unless_the_same_is_sent_again(world: World) 
         await store_named(world, "ingested")
 
 
+async def test_a_store_is_renamed_and_keeps_its_id_its_age_and_what_is_not_named(world: World) -> None:
+    stores = client(world.app).vector_stores
+    made = await stores.create(name="handbook", description="of works", metadata={"team": "works"})
+    renamed = await stores.update(made.id, name="The handbook")
+    assert (renamed.id, renamed.name, renamed.metadata) == ("handbook", "The handbook", {"team": "works"})
+    assert renamed.created_at == made.created_at
+    emptied = await stores.update(made.id, metadata={})
+    assert (emptied.name, emptied.metadata) == ("The handbook", {})
+    assert (await stores.retrieve(made.id)).name == "The handbook"
+
+
+async def test_a_collection_that_was_ingested_can_be_given_a_name(world: World) -> None:
+    await world.store.put_manifest(CTX, Manifest("default", "towns", "a.txt"))
+    stores = client(world.app).vector_stores
+    named = await stores.update("towns", name="Towns", metadata={"k": "v"})
+    assert (named.id, named.name, named.file_counts.completed) == ("towns", "Towns", 1)
+
+
+async def test_a_change_that_cannot_be_is_refused_by_name(world: World) -> None:
+    stores = client(world.app).vector_stores
+    await stores.create(name="handbook")
+    with pytest.raises(openai.BadRequestError, match="name: has more than 256 characters"):
+        await stores.update("handbook", name="x" * 257)
+    with pytest.raises(openai.BadRequestError, match="expires_after: is not supported"):
+        await stores.update("handbook", expires_after={"anchor": "last_active_at", "days": 1})
+    with pytest.raises(openai.NotFoundError):
+        await stores.update("unknown", name="x")
+    assert (await stores.retrieve("handbook")).name == "handbook"
+
+
 async def test_stores_are_listed_page_by_page_the_newest_first(world: World) -> None:
     await put_document(world, "a.txt", collection="ingested")
     for name in ("one", "two", "three"):
@@ -309,6 +339,22 @@ async def test_a_file_that_is_attached_again_has_the_newer_attributes(world: Wor
     await world.attaching.settled()
     done = await files.retrieve(file_id, vector_store_id="handbook")
     assert (done.status, done.attributes) == ("completed", {"v": "2"})
+
+
+async def test_attributes_of_a_file_are_changed(world: World) -> None:
+    await store_named(world)
+    (file_id,) = await attached(world, "note.txt")
+    files = client(world.app).vector_stores.files
+    changed = await files.update(file_id, vector_store_id="handbook", attributes={"year": 2024})
+    await world.attaching.settled()
+    assert changed.id == file_id
+    done = await files.retrieve(file_id, vector_store_id="handbook")
+    assert (done.status, done.attributes) == ("completed", {"year": 2024})
+    other = await upload(world)
+    with pytest.raises(openai.NotFoundError):
+        await files.update(other, vector_store_id="handbook", attributes={})
+    with pytest.raises(openai.BadRequestError, match="attributes: is required"):
+        await client(world.app).post(f"/vector_stores/handbook/files/{file_id}", body={}, cast_to=object)
 
 
 async def test_a_file_whose_bytes_were_deleted_meanwhile_is_told_as_invalid(world: World) -> None:

@@ -83,3 +83,17 @@ def test_what_an_answer_cost_is_charged_to_whoever_asked() -> None:
             pass
 
     run_virtually(ask())
+
+
+def test_a_tenants_urgent_question_is_answered_first() -> None:
+    async def ask() -> None:
+        answering, order = InTurns(Slow(), Turns(1), Entrance()), list[int]()
+
+        async def one(priority: int) -> None:
+            await asked(answering, RequestContext.create("", "a", 60_000, priority=priority))
+            order.append(priority)
+
+        await asyncio.gather(*(one(priority) for priority in (0, 5, -5)))
+        assert order == [0, -5, 5]
+
+    run_virtually(ask())

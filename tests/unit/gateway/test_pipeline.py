@@ -40,13 +40,13 @@ from shared.errors import (
 from shared.generation.asked import Choice, ChoiceRule, Decoding, SamplingParams
 from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.orders import GenerationOrder, Reuse
-from shared.generation.pieces import Tokenized
+from shared.generation.pieces import Conditioned, Tokenized
 from shared.generation.selection import Grouping, Reading
 from shared.generation.told import ChosenEvent, FinishReason, SelectedEvent, TextSpan, TokenEvent
 from shared.kv_types import KvContext
 from shared.principals.principal import Principal
 from shared.request import RequestContext
-from shared.search import Block, ContextOrder, Filter, FilterOp, SearchMode
+from shared.search import Block, ContextOrder, Filter, FilterOp, SearchHit, SearchMode
 from shared.wire.answer import INQUIRY
 from tests.unit.gateway.fakes import FakeFetcher, FakeGenerator, FakeRetriever, hit
 from tests.virtual_time import run_virtually, virtual_loop
@@ -326,6 +326,36 @@ def test_a_generator_that_dies_before_its_first_token_is_asked_again_unnoticed()
     assert isinstance(events[-1], AnswerDone)
     assert len(generator.asked) == 6
     assert [e.text for e in events if isinstance(e, TokenEvent)] == ["Orla", " Venn"]
+
+
+def behind(name: str, parent_id: str) -> SearchHit:
+    """A chunk that stands behind another one."""
+    found = hit(name, f"It is {name}'s")
+    return replace(found, chunk=replace(found.chunk, parent_id=parent_id))
+
+
+async def test_chunks_whose_document_is_being_replaced_are_read_alone_and_usage_says_so() -> None:
+    """The index has them still, and no manifest what they stand behind."""
+    gone = NotFound("chunks[1].parent_id: no document that you may read has such a chunk")
+    generator = FakeGenerator({WHO: "Orla Venn"}, failures=[(0, gone)])
+    hits = [HITS[0], behind("b", "ab" * 20)]
+    events = await ask(pipeline(generator, FakeRetriever({WHO: hits}), names_chunks=True), inquiry())
+    assert [e.text for e in events if isinstance(e, TokenEvent)] == ["Orla", " Venn"]
+    first, second = generator.asked
+    assert isinstance(first.chunks[1], Conditioned)
+    assert second.chunks == (first.chunks[0], first.chunks[1].piece)
+    assert (second.kv_context, second.chunk_ids) == (KvContext.NONE, ())
+    (usage,) = (e.usage for e in events if isinstance(e, AnswerUsage))
+    assert usage.isolated_tokens == len(hits[1].chunk.token_ids)
+    assert "what 1 of 2 chunks stand behind is in no document any more" in usage.note
+
+
+@pytest.mark.parametrize(("begun", "hits"), [(1, [behind("b", "ab" * 20)]), (0, HITS)])
+async def test_what_is_not_found_otherwise_is_an_error(begun: int, hits: list[SearchHit]) -> None:
+    generator = FakeGenerator({WHO: "Orla Venn"}, failures=[(begun, NotFound("gone"))])
+    with pytest.raises(NotFound, match="gone"):
+        await ask(pipeline(generator, FakeRetriever({WHO: hits})), inquiry())
+    assert len(generator.asked) == 1
 
 
 def test_a_generator_that_goes_on_dying_is_told_shortly_before_the_deadline() -> None:

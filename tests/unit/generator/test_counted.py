@@ -33,6 +33,7 @@ async def test_what_one_may_not_read_counts_as_if_it_had_been_computed_and_kept(
     usage = await told(COUNTS)
     assert (usage.reused_tokens, usage.recomputed_tokens) == (2 + 8, 3 + 2 + 20)
     assert (usage.loaded_tokens, usage.written_tokens, usage.generated_tokens) == (0, 20, 5)
+    assert usage.chunk_origins == ("resident", "computed")
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,7 @@ async def test_what_one_may_not_read_counts_as_if_it_had_been_computed_and_kept(
         replace(COUNTS, lost=frozenset([HIDDEN])),
         replace(COUNTS, late=frozenset([HIDDEN])),
         replace(COUNTS, fetched=NOTHING),
+        replace(COUNTS, tiers={HIDDEN: "disk"}),
     ],
 )
 async def test_it_is_told_alike_whatever_became_of_it(there: ContextCounts) -> None:
@@ -51,6 +53,7 @@ async def test_who_reads_everything_is_told_everything_and_nobody_is_asked() -> 
     store = Store()
     usage = await told(COUNTS, "*", store=store)
     assert (usage.reused_tokens, usage.loaded_tokens, usage.written_tokens) == (2 + 26, 20, 0)
+    assert usage.chunk_origins == ("resident", "loaded")
     operator = RequestContext.create()
     assert await ReadableParents(store).counted(operator, done(COUNTS)) == done(COUNTS)
     assert not store.asked

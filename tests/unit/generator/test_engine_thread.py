@@ -283,3 +283,10 @@ async def test_nobody_decides_for_who_went_away(bridge: EngineThread, engine: Pu
         await task
     assert decision.cancelled()
     assert engine.decided == []
+
+
+async def test_a_request_has_its_callers_priority(bridge: EngineThread, engine: PuppetEngine) -> None:
+    task = await started(bridge, engine, [], RequestContext.create("r", priority=-3))
+    assert engine.requests[0].priority == -3
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

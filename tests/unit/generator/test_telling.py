@@ -58,7 +58,7 @@ class Held:
 
 
 def teller(agent: Agent, stats: Held) -> ResidencyTeller:
-    return ResidencyTeller("r0", 1, stats, 10, agent.send)
+    return ResidencyTeller("r0", 1, stats, 10, lambda: 200.0, agent.send)
 
 
 def keys(ids: Iterable[str]) -> set[int]:
@@ -107,8 +107,6 @@ def test_it_says_how_busy_and_how_fast_it_is() -> None:
     telling = teller(agent, stats)
     asyncio.run(telling.tell())
     assert agent.sent[0]["rates"] == {}
-    for _ in range(100):
-        telling.answered(0.2)
     stats.stats = EngineStats(waiting=3, running=2, compute_s=0.001, read_s={"disk": 1e-5, "floppy": 1.0})
     asyncio.run(telling.tell())
     load, rates = agent.sent[1]["load"], agent.sent[1]["rates"]

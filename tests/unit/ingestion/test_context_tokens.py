@@ -30,7 +30,8 @@ def context_tokens(tmp_path: Path, num_positions: int, **settings: Any) -> int:
         (2048, {}, 2048 - PREFIX_LEN - 512),
         (2048, {"kv_context_tokens": 100}, 100),
         (2048, {"kv_context_tokens": 2048 - PREFIX_LEN - 512}, 2048 - PREFIX_LEN - 512),
-        (512, {}, 0),
+        (PREFIX_LEN + 512, {}, 0),
+        (512, {"chunk_tokens": 512 - PREFIX_LEN, "kv_context": KvContext.HEADER}, 0),
         (2048, {"kv_context": KvContext.NONE, "kv_context_tokens": 9999}, 0),
     ],
 )
@@ -44,3 +45,12 @@ def test_more_than_the_positions_leave_is_refused_with_what_they_do(tmp_path: Pa
     most = 2048 - PREFIX_LEN - 512
     with pytest.raises(ConfigError, match=rf"ingestion\.kv_context_tokens: {most + 1} .*set it to {most} at"):
         context_tokens(tmp_path, 2048, kv_context_tokens=most + 1)
+
+
+@pytest.mark.parametrize("kv_context", list(KvContext))
+def test_a_chunk_longer_than_the_positions_is_refused_before_any_document_fails(
+    kv_context: KvContext, tmp_path: Path
+) -> None:
+    most = 1024 - PREFIX_LEN
+    with pytest.raises(ConfigError, match=rf"ingestion\.chunk_tokens: .*1024 positions; set it to {most} at"):
+        context_tokens(tmp_path, 1024, chunk_tokens=most + 1, kv_context=kv_context)

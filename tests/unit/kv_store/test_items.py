@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +12,16 @@ from services.kv_store.blobs.directory import DirectoryBlobs
 from services.kv_store.blobs.disk import Disk
 from services.kv_store.blobs.staging import Staging
 from services.kv_store.documents.items import Items
+from services.kv_store.documents.sealed_json import seal
 from shared.admission.settings import PrincipalLimits
-from shared.errors import Conflict, CorruptData, NotFound, StorageFull
+from shared.errors import Conflict, CorruptData, NotFound, StorageFull, Unavailable
 from shared.kv_format import SealKey, SealKeys
 from shared.kv_items import Expected, Item
 from shared.limits import RequestLimits
 from shared.principals.principal import Principal, Role
 from shared.request import RequestContext
 from tests.dict_blobs import DictBlobs
+from tests.faulty_blobs import FailingBlobs
 from tests.kv_chunks import chunk_bytes, chunk_id_of
 from tests.kv_stores import KnownNodes, agent_on, in_pieces
 from tests.unit.kv_store.disks import Crash, DyingDisk, FullDisk, QuickDisk
@@ -181,4 +184,79 @@ async def test_documents_are_listed_from_the_last_one_to_the_first(tmp_path: Pat
     assert await listed("a") == []
     page = await agent.manifest_page(ANNA, "", "books/c", 0, True, descending=True)
     assert [manifest.document_id for manifest in page.manifests] == ["b", "a"]
+    await agent.close()
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ("told", "what is known of it is damaged"),
+        ("content", "its bytes are damaged; upload it again"),
+        ("gone", "its bytes are gone; upload it again"),
+    ],
+)
+def test_verification_names_what_is_damaged_and_believes_nothing_that_it_read_before(
+    tmp_path: Path, damage: str, told: str
+) -> None:
+    items = Items(blobs_in(tmp_path))
+    for name in ("file-1", "file-2"):
+        put(items, replace(NOTE, id=name))
+    put(items, Item("vector_store", "vs-1"), b"")
+    assert items.verify() == []
+    folder = tmp_path / "items" / "kept" / "acme" / "file"
+    path = folder / ("file-1.json" if damage == "told" else "file-1.data")
+    if damage == "gone":
+        path.unlink()
+    else:
+        old = path.stat()
+        path.write_bytes(path.read_bytes().replace(b"t", b"T"))
+        os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))
+    (found,) = items.verify()
+    assert found.name == "acme/file/file-1"
+    assert told in found.reason
+    assert not found.restored
+
+
+def test_what_a_later_version_kept_is_no_damage(tmp_path: Path) -> None:
+    blobs = blobs_in(tmp_path)
+    put(Items(blobs))
+    blobs.put("kept/acme/file/file-1.json", seal({"version": 99, "item": {}}, None))
+    assert Items(blobs).verify() == []
+
+
+def test_usage_counts_what_the_caller_may_read(tmp_path: Path) -> None:
+    items = Items(blobs_in(tmp_path))
+    put(items)
+    put(items, replace(NOTE, id="file-2", readers=("law",)), b"0123456789")
+    items.put(Principal.operator("beta"), NOTE, b"", Expected.NEW)
+    everything = items.usage(WHO)
+    assert {tenant: num for tenant, (num, _) in everything.items()} == {"acme": 2, "beta": 1}
+    assert everything["acme"][1] == items.num_bytes("acme")
+    assert items.usage(member().principal)["acme"][0] == 1
+    assert items.usage(member("law").principal)["acme"] == everything["acme"]
+
+
+def test_usage_is_told_as_last_seen_while_the_blobs_cannot_be_reached() -> None:
+    blobs = FailingBlobs(DictBlobs())
+    items = Items(blobs)
+    put(items)
+    put(items, replace(NOTE, id="file-2", readers=("law",)), b"0123456789")
+    before, of_member = items.usage(WHO), items.usage(member().principal)
+    blobs.failure = Unavailable("down")
+    assert items.usage(WHO) == before
+    assert items.usage(member().principal) == of_member
+    assert Items(blobs).usage(WHO) == {}
+
+
+async def test_an_agents_statistics_and_verification_know_of_items(tmp_path: Path) -> None:
+    agent = agent_on(tmp_path, "home", KnownNodes())
+    ctx = RequestContext.create(tenant="acme", deadline_ms=36_000_000)
+    await agent.put_item(ctx, NOTE, b"text")
+    (tenant,) = (await agent.stats(ctx)).tenants
+    assert (tenant.tenant, tenant.num_documents, tenant.num_items) == ("acme", 0, 1)
+    assert tenant.item_bytes > len(b"text")
+    (path,) = tmp_path.rglob("file-1.data")
+    path.write_bytes(b"tixt")
+    damaged = [record async for now in agent.verify(ctx) for record in now.damaged_records]
+    assert [record.name for record in damaged] == ["acme/file/file-1"]
     await agent.close()

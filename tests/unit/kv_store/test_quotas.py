@@ -34,10 +34,12 @@ def test_usage_counts_each_chunk_once_per_tenant() -> None:
     assert usage.unknown(["a", "b"]) == ["a", "b"]
     usage.learn(stats(a=5, b=7, c=0))
     assert usage.unknown(["a", "b", "c"]) == ["c"]
-    told = usage.tenants(DOCUMENTS, Quotas(QuotaConfig(0, {"acme": 100, "gamma": 9})))
+    quotas = Quotas(QuotaConfig(0, {"acme": 100, "gamma": 9}))
+    told = usage.tenants(DOCUMENTS, quotas, {"acme": (3, 40), "delta": (1, 2)})
     assert told == (
-        TenantStats("acme", 2, 12, 100),
+        TenantStats("acme", 2, 12, 100, num_items=3, item_bytes=40),
         TenantStats("beta", 1, 5, 0),
+        TenantStats("delta", 0, 0, 0, num_items=1, item_bytes=2),
         TenantStats("gamma", 0, 0, 9),
     )
 
@@ -117,7 +119,7 @@ def test_usage_tells_what_each_principal_stored_and_may_store() -> None:
     usage.learn(stats(a=5, b=7, c=11, d=13, e=17))
     own = {"acme": OwnAllowance(stored_bytes=20), f"acme/{ANNA}": OwnAllowance(stored_bytes=10)}
     again = Document("acme", "books", "4", ("a",), stored_by=ANNA)
-    acme, beta = usage.tenants([*OWN, again], Quotas(principals=PrincipalLimits(of=own)))
+    acme, beta = usage.tenants([*OWN, again], Quotas(principals=PrincipalLimits(of=own)), {})
     assert acme.principals == (PrincipalStats(ANNA, 2, 12, 10), PrincipalStats(BERT, 1, 18, 20))
     assert beta.principals == (PrincipalStats(ANNA, 1, 17),)
 

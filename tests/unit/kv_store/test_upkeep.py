@@ -13,6 +13,7 @@ import pytest
 
 from services.kv_store.config import GarbageConfig
 from services.kv_store.documents.catalog import Document
+from services.kv_store.documents.items import Items
 from services.kv_store.documents.quotas import QuotaConfig, Quotas
 from services.kv_store.fetching.nodes import Neighbours
 from services.kv_store.node.agent import Agent
@@ -195,7 +196,8 @@ async def test_the_chunks_of_very_many_documents_are_counted_by_listing_them() -
     documents = [Document("acme", "books", str(n), (c,)) for n, c in enumerate(sizes)]
     here: Any = SimpleNamespace(truth=DictBlobs(), keys=None, documents=lambda: documents)
     neighbours = Neighbours("home", KnownNodes())
-    upkeep = Upkeep(cast(Any, Own()), here, here, neighbours, Quotas(), cast(Any, None), cast(Any, None))
+    items = Items(DictBlobs())
+    upkeep = Upkeep(cast(Any, Own()), here, here, neighbours, Quotas(), cast(Any, None), items)
     assert await upkeep.tenants(CTX) == (TenantStats("acme", len(sizes), sum(sizes.values()), 0),)
     assert len(listed) == 3
 

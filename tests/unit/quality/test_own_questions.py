@@ -68,6 +68,8 @@ def test_a_text_may_hold_any_character_that_json_allows(tmp_path: Path) -> None:
     [
         ("{", "line 2: is no JSON"),
         ("[1]", "line 2: expected an object"),
+        (10**5 * "[", "line 2: is no JSON (it is nested too deeply)"),
+        ({"question": "a\ud83d?"}, "line 2: question: holds half of a surrogate pair"),
         ({"answers": ["a"]}, "line 2: question: expected a text, got None"),
         ({"question": " "}, "line 2: question: expected a text"),
         ({"question": "a?", "answer": ["b"]}, "line 2: answer: unknown field; did you mean 'answers'?"),

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from services.training.curriculum import Shuffled
-from services.training.loop import TrainingLoop
+from services.training.loop import TrainingLoop, is_out_of_memory
 from services.training.loop_settings import LoopSettings
 from services.training.trainee import LossTally
 from shared.errors import ConfigError
@@ -21,6 +22,8 @@ from shared.errors import ConfigError
 SETTINGS = LoopSettings(
     updates=6, warmup=1, contexts_per_update=4, lr=0.1, evaluate_every=2, checkpoint_every=2
 )
+TOO_MUCH = 10**14
+"""Numbers, which no machine has room for."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Vector:
 
     def loss(self, lessons: Sequence[Point]) -> Tensor:
         if len(lessons) > self.limit:
-            raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes")
+            torch.empty(TOO_MUCH)
         return torch.stack([point.num_tokens * ((self.x - point.at) ** 2).sum() for point in lessons]).sum()
 
     def evaluate(self, lessons: Sequence[Point]) -> LossTally:
@@ -151,6 +154,31 @@ class TestMemory:
         assert said == ["out of memory: from here on more is computed again, and less kept"]
         assert loop._together == 4
 
+    @pytest.mark.parametrize(
+        "told",
+        [
+            "CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        ],
+    )
+    def test_libraries_of_a_gpu_say_so_in_their_own_words(self, told: str) -> None:
+        assert is_out_of_memory(RuntimeError(told))
+
+    def test_the_optimizers_own_is_told(self, tmp_path: Path) -> None:
+        loop = loop_at(tmp_path)
+
+        def begin(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            if optimizer.param_groups[0]["params"][0] is loop.trainee.state()["x"]:
+                torch.empty(TOO_MUCH)
+
+        hook = register_optimizer_step_pre_hook(begin)
+        try:
+            with pytest.raises(ConfigError, match=r"out of memory for the optimizer, .* a smaller rank"):
+                loop.train_update()
+        finally:
+            hook.remove()
+
     def test_other_errors_are_raised(self, tmp_path: Path) -> None:
         class Broken(Vector):
             def loss(self, lessons: Sequence[Point]) -> Tensor:
@@ -177,6 +205,21 @@ class TestCheckpoints:
         assert parts.best is not None
         assert once.best is not None
         assert parts.best.evaluation == once.best.evaluation
+
+    def test_with_smaller_passes_it_goes_on_to_the_same(self, tmp_path: Path) -> None:
+        once = run(loop_at(tmp_path / "once"))
+        run(loop_at(tmp_path / "parts"), 2)
+        parts = loop_at(tmp_path / "parts", replace(SETTINGS, contexts_per_pass=1), trainee=Vector(limit=1))
+        assert parts.resume()
+        assert run(parts).losses == pytest.approx(once.losses, rel=1e-5)
+
+    def test_what_memory_has_left_of_a_pass_it_goes_on_with(self, tmp_path: Path) -> None:
+        run(loop_at(tmp_path, trainee=Vector(limit=2)), 2)
+        again, said = Vector(limit=2), list[str]()
+        loop = loop_at(tmp_path, trainee=again, said=said)
+        assert loop.resume()
+        run(loop)
+        assert said == ["goes on at update 2 of 6"]
 
     @pytest.mark.parametrize(
         ("other", "told"),

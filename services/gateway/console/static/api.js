@@ -36,7 +36,8 @@ async function all(path) {
 
 export const models = async () => (await json("/v1/models")).data;
 export const status = async () => (await json("/v1/status")).data;
-export const tiers = async () => (await json("/v1/tiers")).data;
+export const tiers = () => json("/v1/tiers");
+export const metrics = async () => (await call("/metrics")).text();
 export const stores = () => all("/v1/vector_stores");
 export const createStore = (name) => post("/v1/vector_stores", { name });
 export const deleteStore = (id) => json(at("vector_stores", id), { method: "DELETE" });
@@ -52,10 +53,11 @@ export function upload(file) {
   return json("/v1/files", { method: "POST", body: form });
 }
 
-/** Asks; `onText` gets each piece of the answer. Resolves to what came last: `{ usage, kvquilt }`. */
-export async function ask(asked, onText, signal) {
+/** Asks one question (`messages`) or several (`prompt`); `onPiece` gets what grows: `{ choice, text, logprobs,
+ * finish }`, `finish` null until the choice ends. Resolves to what came last: `{ usage, kvquilt }`. */
+export async function ask(asked, onPiece, signal) {
   const body = { ...asked, stream: true, stream_options: { include_usage: true } };
-  const response = await call("/v1/chat/completions", {
+  const response = await call(asked.prompt ? "/v1/completions" : "/v1/chat/completions", {
     method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal,
   });
   const told = { usage: null, kvquilt: null };
@@ -64,13 +66,19 @@ export async function ask(asked, onText, signal) {
     if (data === "[DONE]") { whole = true; break; }
     const chunk = JSON.parse(data);
     if (chunk.error) throw new Error(chunk.error.message);
-    const text = chunk.choices[0]?.delta?.content;
-    if (text) onText(text);
+    for (const choice of chunk.choices) onPiece(piece(choice));
     if (chunk.kvquilt) told.kvquilt = chunk.kvquilt;
     if (chunk.usage) told.usage = chunk.usage;
   }
   if (!whole || !told.kvquilt) throw new Error("The answer broke off. Ask again.");
   return told;
+}
+
+function piece({ index, delta, text, logprobs, finish_reason: finish }) {
+  return {
+    choice: index, text: (delta ? delta.content : text) ?? "", finish: finish ?? null,
+    logprobs: logprobs?.token_logprobs ?? logprobs?.content?.map((token) => token.logprob) ?? [],
+  };
 }
 
 async function* events(body) {

@@ -1,10 +1,12 @@
 // Asks a question under one mode or two, one after the other, so that neither slows the other's figures.
 
 import * as api from "./api.js";
+import { branches } from "./branches.js";
 import { showContext } from "./context.js";
 import { $, count, el, figures, milliseconds, problem, tag } from "./dom.js";
 import { waterfall } from "./waterfall.js";
 
+const SPREAD = "0.8"; // at 0 all samples are the same
 let stopping = null;
 let model = "";
 
@@ -29,6 +31,7 @@ export function start() {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); $("ask-form").requestSubmit(); }
   });
   $("stop").addEventListener("click", () => stopping?.abort());
+  $("samples").addEventListener("change", () => { if (Number($("samples").value) > 1 && !$("temperature").value) $("temperature").value = SPREAD; });
 }
 
 async function ask() {
@@ -38,7 +41,8 @@ async function ask() {
   $("submit").disabled = true;
   $("stop").hidden = false;
   const modes = $("other").value ? [$("mode").value, $("other").value] : [$("mode").value];
-  const lanes = modes.map(lane);
+  const questions = $("several").checked ? $("question").value.split("\n").map((line) => line.trim()).filter(Boolean) : [$("question").value];
+  const lanes = modes.map((mode) => lane(mode, questions, Number($("samples").value) || 1));
   $("lanes").replaceChildren(...lanes.map((one) => one.root));
   const answers = [];
   try {
@@ -46,7 +50,7 @@ async function ask() {
   } catch (error) {
     if (error.name !== "AbortError") problem(error);
   } finally {
-    for (const one of lanes) one.text.classList.remove("busy");
+    for (const one of lanes) one.grown.stop();
     stopping = null;
     $("submit").disabled = false;
     $("stop").hidden = true;
@@ -54,23 +58,27 @@ async function ask() {
   }
 }
 
-function lane(mode) {
-  const text = el("p", { class: "answer", "aria-live": "polite" });
+function lane(mode, questions, samples) {
+  const grown = branches(questions, samples);
   const title = el("h2", {}, mode || "the system's own mode");
   const below = el("div");
-  const root = el("article", { class: "panel lane" }, title, text, below);
+  const root = el("article", { class: "panel lane" }, title, grown.root, below);
+  const asked = { model, collection: $("collection").value, explain: true, n: samples };
+  const many = questions.length > 1;
+  if (many) asked.prompt = questions; else asked.messages = [{ role: "user", content: questions[0] }];
+  if (many || samples > 1) asked.logprobs = many ? 0 : true; // by which tokens are counted
+  if (mode) asked.mode = mode;
+  for (const name of ["ratio", "temperature"]) if ($(name).value) asked[name] = Number($(name).value);
   async function run(signal) {
-    text.classList.add("busy");
-    const asked = { model, messages: [{ role: "user", content: $("question").value }], collection: $("collection").value, explain: true };
-    if (mode) asked.mode = mode;
-    if ($("ratio").value) asked.ratio = Number($("ratio").value);
-    const told = await api.ask(asked, (piece) => text.append(text.textContent ? piece : piece.trimStart()), signal);
-    text.classList.remove("busy");
+    grown.begin();
+    const told = await api.ask(asked, grown.grow, signal);
+    grown.end(told);
+    grown.stop();
     title.textContent = told.kvquilt.mode ?? "no mode";
     below.replaceChildren(...results(told));
     return told;
   }
-  return { root, text, run };
+  return { root, grown, run };
 }
 
 function results({ usage, kvquilt }) {

@@ -1,22 +1,28 @@
 // Shows what the last answers were read from: of each chunk its text, coloured by where its KV came from.
 
-import { $, count, el, figures, tag } from "./dom.js";
+import { $, count, counted, el, figures, tag } from "./dom.js";
 
-const NAMES = { resident: "resident", loaded: "loaded", stored: "resident or loaded", recomputed: "computed for this request", untold: "not told of each chunk" };
+const NAMES = {
+  resident: "resident", memory: "loaded from memory", disk: "loaded from disk", peer: "loaded from another node",
+  objects: "loaded from the object store", loaded: "loaded", computed: "computed for this request", untold: "not told",
+};
+const kind = (chunk) => (chunk.origin === null ? "untold" : chunk.origin in NAMES ? chunk.origin : "loaded");
 
-/** Where the chunks' KV came from, as far as the request's counts say it of every chunk, and the tokens of the
- * prompt by that. `loaded` counts chunks that were not resident whole, with what is computed anew of them. */
-export function origin({ usage, kvquilt }) {
-  const { loaded, recomputed, selected } = kvquilt.tokens;
-  const cached = usage.prompt_tokens_details.cached_tokens;
-  if (kvquilt.mode === "full" || !kvquilt.context?.length) return { from: "recomputed", parts: { resident: cached, recomputed } };
-  const sizes = kvquilt.context.map((chunk) => chunk.num_tokens);
-  const whole = sizes.includes(null) ? Infinity : sizes.reduce((sum, size) => sum + size, 0);
-  const used = whole - selected;
-  if (cached < used) return { from: "untold", parts: { stored: cached, recomputed } };
-  if (!loaded) return { from: "resident", parts: { resident: cached, recomputed } };
-  if (loaded >= whole) return { from: "loaded", parts: { resident: cached - used, loaded: used, recomputed } };
-  return { from: "stored", parts: { stored: cached, recomputed } };
+/** The tokens of the whole prompt by where their KV came from: the API's counts of those that existed and of those
+ * that were computed, the first split by chunks. What no chunk has is the prefix, which is resident. Where the API
+ * does not count tokens chunk by chunk (handed documents, modes that compute other tokens in every layer), it is
+ * left whole. */
+export function parts({ usage, kvquilt }) {
+  const existed = usage.prompt_tokens_details.cached_tokens;
+  const rest = { computed: kvquilt.tokens.recomputed };
+  const used = (kvquilt.context ?? []).filter((chunk) => chunk.origin !== "computed");
+  const selected = (kvquilt.context ?? []).reduce((sum, chunk) => sum + (chunk.selected_tokens ?? NaN), 0);
+  const told = { resident: 0 };
+  for (const chunk of used) told[kind(chunk)] = (told[kind(chunk)] ?? 0) + (chunk.num_tokens ?? NaN) - chunk.selected_tokens;
+  const inChunks = Object.values(told).reduce((sum, tokens) => sum + tokens, 0);
+  if (used.length && (selected !== kvquilt.tokens.selected || !(inChunks <= existed))) return { stored: existed, ...rest };
+  told.resident += existed - inChunks;
+  return { ...told, ...rest };
 }
 
 export function showContext(answers) {
@@ -29,26 +35,29 @@ export function start() {
 
 function one(told) {
   const { usage, kvquilt } = told;
-  const { from, parts } = origin(told);
-  const stack = el("div", { class: "stack", "aria-hidden": "true" }, ...Object.entries(parts).map(([kind, tokens]) => {
-    const part = el("span", { class: kind });
+  const split = Object.entries(parts(told)).filter(([, tokens]) => tokens > 0);
+  const stack = el("div", { class: "stack", "aria-hidden": "true" }, ...split.map(([from, tokens]) => {
+    const part = el("span", { class: from });
     part.style.setProperty("flex-grow", String(tokens));
     return part;
   }));
   return el("article", { class: "lane" },
     el("div", { class: "panel" }, el("h2", {}, kvquilt.mode ?? "no mode"), el("p", { class: "hint" }, "Tokens of the whole prompt, with prefix and question"), stack,
+      el("ul", { class: "legend", "aria-label": "Tokens by where their KV came from" },
+        ...split.map(([from, tokens]) => el("li", { "data-part": from }, tag(`${NAMES[from] ?? "stored"}: ${count(tokens)}`, from)))),
       figures([["From stored KV", count(usage.prompt_tokens_details.cached_tokens)], ["Of chunks that were loaded", count(kvquilt.tokens.loaded)], ["Computed", count(kvquilt.tokens.recomputed)], ["Chosen by the mode", count(kvquilt.tokens.selected)]]),
-      el("h3", {}, "Colours"),
-      el("ul", { class: "legend" }, ...[["resident", "resident"], ["loaded", "loaded"], ["recomputed", "computed"], ["conditioned", "behind its document"]].map(([kind, text]) => el("li", {}, tag(text, kind))))),
-    el("div", { class: "chunks" }, ...(kvquilt.context ?? []).map((chunk) => shown(chunk, kvquilt.sources[chunk.source], from))));
+      el("h3", {}, "In the text"),
+      el("ul", { class: "legend" }, el("li", {}, el("mark", {}, "computed anew")), el("li", {}, tag("behind its document", "conditioned")))),
+    el("div", { class: "chunks" }, ...(kvquilt.context ?? []).map((chunk) => shown(chunk, kvquilt.sources[chunk.source], kvquilt.mode !== "full"))));
 }
 
-function shown(chunk, source, from) {
-  const stored = from !== "recomputed";
-  return el("div", { class: `card chunk ${from} ${chunk.conditioned && stored ? "conditioned" : ""}` },
+/** `stored`: the mode uses KV of chunks as it is stored, or would be; else nothing of them is computed anew. */
+function shown(chunk, source, stored) {
+  const from = kind(chunk);
+  return el("div", { class: `card chunk ${from} ${chunk.conditioned && stored ? "conditioned" : ""}`, "data-origin": chunk.origin ?? "" },
     el("h2", {}, `${chunk.source + 1} · ${[source.title || source.document_id, source.heading].filter(Boolean).join(", ")}`),
-    el("div", { class: "tags" }, tag(NAMES[from], from), chunk.num_tokens === null ? null : tag(`${count(chunk.num_tokens)} tokens`),
-      stored && chunk.selected_tokens ? tag(`${count(chunk.selected_tokens)} computed anew`, "recomputed") : null,
+    el("div", { class: "tags" }, tag(NAMES[from], from), chunk.num_tokens === null ? null : tag(counted(chunk.num_tokens, "token")),
+      stored && chunk.selected_tokens ? tag(`${count(chunk.selected_tokens)} computed anew`, "computed") : null,
       chunk.conditioned && stored ? tag("behind its document", "conditioned") : null),
     el("p", { class: "text" }, ...pieces(chunk, stored)));
 }

@@ -17,6 +17,7 @@ export function el(name, attributes = {}, ...children) {
 export const tag = (text, kind = "") => el("span", { class: `tag ${kind}` }, text);
 export const milliseconds = (ms) => (ms >= 1000 ? `${(ms / 1000).toFixed(2)} s` : `${ms.toFixed(1)} ms`);
 export const count = (number) => number.toLocaleString("en");
+export const counted = (number, noun, nouns = `${noun}s`) => `${count(number)} ${number === 1 ? noun : nouns}`;
 
 export function figures(pairs) {
   return el("dl", { class: "figures" }, ...pairs.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from services.gateway.config import GatewayConfig, PastedConfig
+from services.gateway.pasted.borders import MOST
 from services.gateway.pasted.known_chunks import BORDER
 from services.gateway.pasted.recognising import RecognisedText, Recognising
 from services.gateway.pipeline import Pipeline
@@ -201,15 +202,23 @@ async def test_long_text_around_known_text_is_taken_in_its_place() -> None:
     [
         WHO,
         f"{ONE}\n\n{WHO}",
-        LONG,
         f"{LONG[:900]}\n\n{WHO}",
         " \n\n ",
         f"{LONG[:1000]}\n\n{LONG[:1000]}",
     ],
 )
-async def test_what_is_short_or_without_a_question_beside_it_is_refused_as_before(message: str) -> None:
+async def test_what_is_short_is_refused_as_before(message: str) -> None:
     with pytest.raises(InvalidRequest, match="collection: name the collection"):
         await recognised(asked(message))
+
+
+@pytest.mark.parametrize("message", [f"{LONG} {WHO}", f"{LONG}\n\n{LONG} {WHO}"])
+async def test_where_no_paragraph_is_short_the_last_piece_is_the_question(message: str) -> None:
+    found = await recognised(asked(message))
+    (question,) = found.inquiry.questions
+    assert question.endswith(WHO)
+    assert len(question) <= MOST
+    assert [*" ".join(hit.chunk.text for hit in found.hits).split(), *question.split()] == message.split()
 
 
 async def test_something_stays_to_be_the_question() -> None:

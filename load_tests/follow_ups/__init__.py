@@ -1,0 +1,1 @@
+"""Follow-up questions of generated conversations, and what a search finds by them."""

@@ -1,0 +1,1 @@
+"""Measures what HTTP costs beside gRPC: ``python -m load_tests.http``."""

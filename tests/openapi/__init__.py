@@ -1,0 +1,1 @@
+"""Whether `/openapi.json` says what the gateway does: ``make test-openapi``."""
