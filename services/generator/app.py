@@ -18,6 +18,7 @@ from services.generator.config import GeneratorConfig
 from services.generator.handlers import GenerationServicer
 from services.generator.loading import load_generator
 from services.generator.service import Generator
+from services.generator.warming import HottestChunks, of_another
 from shared import log as logs
 from shared.audited import recorder_of
 from shared.clients.agent_actor import NoticeCalls, own_node
@@ -71,13 +72,36 @@ class GenerationApp(GenerationServicer):
             front = KvStoreClient(ServeTransport(config.kv_store, self.callers.identity))
             forgetting = Forgetting(self._loaded, front)
             self._forgetting = loop.create_task(forgetting.forever(config.forget_deleted_s))
+        self._replica_id = serve.get_replica_context().replica_tag
+        if config.kv_store and config.warm_share and isinstance(self._loaded, Generator):
+            self._warming = loop.create_task(self._warm(self._loaded))
         if config.kv_store and config.routing == "chunks" and isinstance(self._loaded, Generator):
-            replica_id = serve.get_replica_context().replica_tag
-            self._telling = loop.create_task(self._tell(replica_id, node_id, self._loaded))
+            self._telling = loop.create_task(self._tell(self._replica_id, node_id, self._loaded))
+
+    async def hottest(self) -> HottestChunks | None:
+        """Asked by other replicas; None: this one serves nothing."""
+        if not isinstance(self._loaded, Generator):
+            return None
+        chunks = await self._loaded.hottest()
+        return HottestChunks(self._replica_id, self._loaded.model.fingerprint, chunks)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Asked by Serve where replicas come and go."""
         return self._loaded.signals() if isinstance(self._loaded, Generator) else {}
+
+    async def _warm(self, generator: Generator) -> None:
+        """By what another replica tells. It goes by itself: nothing waits for it or fails with it."""
+        context = serve.get_replica_context()
+        handle = serve.get_deployment_handle(context.deployment, context.app_name)
+
+        async def ask() -> HottestChunks | None:
+            told: HottestChunks | None = await handle.hottest.remote()
+            return told
+
+        try:
+            await generator.warm(await of_another(ask, self._replica_id, generator.model.fingerprint))
+        except Exception:  # Ray's and Serve's have no common kind
+            log.exception("no chunks are loaded in advance")
 
     async def _tell(self, replica_id: str, node_id: str, generator: Generator) -> None:
         notices = NoticeCalls()

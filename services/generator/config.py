@@ -63,6 +63,9 @@ class GeneratorConfig:
     ``forget_deleted_s``: how often the store is asked which resident chunks were deleted, so that they go
     from memory, too; 0: never, they go when their room is needed.
 
+    ``warm_share``: the part of its memory for chunks that a new replica fills with what another one is asked
+    for most, before it is asked itself; 0: none.
+
     ``engine.num_threads`` 0 means all CPUs that this process may use. ``deployment.num_gpus`` 0 means what
     ``engine.device`` needs: 1 for ``cuda``, since Ray hides GPUs that it does not reserve. ``kv_store`` is
     the application that keeps KV; empty: none, everything is computed here and forgotten with the process.
@@ -95,6 +98,7 @@ class GeneratorConfig:
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
     verdict: str = ""
     forget_deleted_s: float = 60.0
+    warm_share: float = 0.5
     selector: SelectionConfig = field(default_factory=SelectionConfig)
     sharing_scopes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     prompt: PromptConfig = field(default_factory=PromptConfig)
@@ -114,6 +118,8 @@ class GeneratorConfig:
         if not self.model:
             raise ValueError("model: a directory or Hugging Face id is required")
         check_least(self, 0, "forget_deleted_s")
+        if not 0 <= self.warm_share <= 1:  # True for NaN
+            raise ValueError(f"warm_share: must be between 0 and 1, got {self.warm_share}")
         SharingScopes(self.sharing_scopes)
         if not all(self.stop):
             raise ValueError("stop: a text is empty")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,9 @@ from services.generator.reuse_modes import Modes
 from services.generator.selection import Choosing, Decision, SelectionPort
 from services.generator.telling import Notice, ResidencyTeller
 from services.generator.tracing import SELECTING, traced_generation
+from services.generator.warming import warm
 from shared.engine import Engine
+from shared.engine.kv.hot_chunks import HotChunk
 from shared.errors import FailedPrecondition, InvalidRequest, KvquiltError
 from shared.generation.asked import Chunk, PrefillRequest, SamplingParams
 from shared.generation.described import ModelDescription, PrefilledChunk, RecomputedChunk
@@ -44,9 +47,12 @@ from shared.request import DEFAULT_TENANT, RequestContext
 from shared.scaling import ReplicaPressure
 from shared.sharing import SharingScopes
 from shared.streams import cancelled
+from shared.threads import call_on
 from shared.tracing.names import NUM_CHUNKS, NUM_TOKENS, REUSE
 from shared.tracing.spans import span
 from shared.verdict import Verdict
+
+log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
@@ -265,6 +271,19 @@ class Generator:
         """For autoscaling (``shared.scaling``), since they were asked for last."""
         stats = self._engine.stats()
         return self._pressure.signals(stats.waiting, stats.running / self.config.engine.max_running_branches)
+
+    async def hottest(self) -> tuple[HotChunk, ...]:
+        """Those of the resident chunks that most requests used, as many as another replica is warmed with."""
+        loop = asyncio.get_running_loop()
+        told: asyncio.Future[list[HotChunk]] = loop.create_future()
+        most_bytes = int(self._engine.stats().capacity_bytes * self.config.warm_share)
+        self._engine.hottest(most_bytes, lambda chunks: call_on(loop, told.set_result, chunks))
+        return tuple(await told)
+
+    async def warm(self, chunks: Sequence[HotChunk]) -> None:
+        """Loads them in advance, as far as there is free room; see ``warming``."""
+        num_resident = await warm(self._engine, chunks)
+        log.info("%d of another replica's %d hottest chunks are resident", num_resident, len(chunks))
 
     def resident_chunk_ids(self) -> Sequence[str]:
         return self._engine.stats().resident_chunk_ids

@@ -29,6 +29,7 @@ from shared.engine.jobs.host import Host
 from shared.engine.jobs.job import Sink
 from shared.engine.jobs.prefill import PrefillJob
 from shared.engine.kv.chunk_reads import FirstLayer, Loaded
+from shared.engine.kv.hot_chunks import HotChunk
 from shared.engine.kv.late_chunks import LateChunks
 from shared.engine.kv.loader import ChunkLoad, Loader
 from shared.engine.kv.memory import DeviceMemory, Memory, pool_bytes
@@ -173,6 +174,16 @@ class Engine:
     def forget(self, chunk_ids: Sequence[str]) -> None:
         """Lets go of these chunks' KV, unless a request uses it now."""
         self._inbox.post(lambda: self._cache.forget(chunk_ids))
+
+    def hottest(self, most_bytes: int, told: Callable[[list[HotChunk]], None]) -> None:
+        """Calls ``told``, on the engine's thread, with the resident chunks that most requests have referred
+        to, as far as they take at most so many bytes."""
+        self._inbox.post(lambda: told(self._cache.hottest(most_bytes)))
+
+    def warm(self, chunks: Sequence[HotChunk], told: Callable[[bool], None]) -> None:
+        """Loads chunks that no request has asked for, as far as there is free room. Calls ``told`` once for
+        each, on the engine's thread, when it is known whether it is resident."""
+        self._inbox.post(lambda: self._cache.warm(chunks, told))
 
     def stats(self) -> EngineStats:
         """As of the last step."""

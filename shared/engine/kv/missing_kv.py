@@ -34,7 +34,7 @@ Holders = Callable[[Entry], Iterator[Job]]
 
 
 class LoadsEntries(Protocol):
-    def __call__(self, job: Job, entry: Entry, encoding: str = "") -> None: ...
+    def __call__(self, tenant: str, entry: Entry, encoding: str = "") -> None: ...
 
 
 class MissingKv:
@@ -168,7 +168,7 @@ class MissingKv:
                 if new:
                     job.links[key].chain = tuple(chain[:i])
                     if not late:
-                        self._load(job, job.links[key], EXACT)
+                        self._load(job.request.tenant, job.links[key], EXACT)
             entry = job.links[key]
             if not late:
                 entry.late = False
@@ -230,7 +230,7 @@ class MissingKv:
                 job.isolated.add(chunk.chunk_id)
                 job.lost.discard(chunk.chunk_id)
                 if new:
-                    self._load(job, job.entries[chunk.chunk_id])
+                    self._load(job.request.tenant, job.entries[chunk.chunk_id])
 
     def release_links(self, job: Job) -> None:
         """Of a request whose chunks are all there."""

@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shared.engine.kv.branch import Branch
+from shared.engine.kv.hot_chunks import HotChunk
 from shared.engine.kv.loader import ChunkLoad
 from shared.engine.kv.segment import Segment
 from shared.engine.model.spec import ModelSpec
@@ -51,13 +52,15 @@ class Entry:
     failed its checksum and must be replaced. ``chain`` None: not known (yet). ``parent_id``: as its request
     names what is in front of it. ``tenant``: whose it is.
     ``load``: it is being looked for or read; of a READY one: whether it is stored will be told. ``late``: it
-    is computed, or will be, because a load comes late; ``only_loaded``: nobody can, or could.
+    is computed, or will be, because a load comes late; ``only_loaded``: nobody can, or could. ``num_uses``:
+    requests that have referred to it.
     """
 
     key: str
     token_ids: TokenIds
     state: State
     refs: int = 0
+    num_uses: int = 0
     segment: Segment | None = None
     branch: Branch | None = None
     prefix_ids: TokenIds = ()
@@ -137,9 +140,22 @@ class Pool:
         if entry.token_ids != token_ids:
             raise InvalidRequest(f"chunks: identity {key} was given for two different runs of tokens")
         entry.refs += 1
+        entry.num_uses += 1
         if entry.refs == 1:
             self.used_bytes += entry.num_bytes
         return entry, new
+
+    def expect(self, chunk: HotChunk) -> Entry:
+        """Adds an entry that no request has asked for (LOADING; somebody must fill it), as the least recently
+        used one. There is none of its key."""
+        entry = Entry(chunk.chunk_id, chunk.token_ids, State.LOADING, tenant=chunk.tenant)
+        self._entries = {entry.key: entry, **self._entries}
+        return entry
+
+    def hottest(self) -> list[Entry]:
+        """READY chunks, those first that most requests have referred to, of equals the last used one."""
+        chunks = [e for e in reversed(self._entries.values()) if e.ready and e.is_chunk]
+        return sorted(chunks, key=lambda entry: -entry.num_uses)
 
     def get(self, key: str) -> Entry | None:
         return self._entries.get(key)

@@ -16,6 +16,7 @@ from shared.engine.jobs.context import ContextJob
 from shared.engine.jobs.job import BranchWork, Computed, Job
 from shared.engine.kv.branch import Branch
 from shared.engine.kv.chunk_reads import FirstLayer, Loaded
+from shared.engine.kv.hot_chunks import HotChunk, within
 from shared.engine.kv.late_chunks import LateChunks
 from shared.engine.kv.loader import ChunkLoad, Loader
 from shared.engine.kv.missing_kv import Holders, MissingKv
@@ -66,6 +67,25 @@ class SegmentCache:
             assert entry.load is not None
             left[entry.load.tiers.get(entry.stored_key, "")] += entry.missing_bytes(self._spec)
         return left
+
+    def hottest(self, most_bytes: int) -> list[HotChunk]:
+        """Resident chunks, those first that most requests have referred to, as far as they take at most so
+        many bytes."""
+        chunks = (HotChunk(e.key, e.token_ids, e.tenant) for e in self._pool.hottest())
+        return list(within(chunks, most_bytes, self._spec.kv_bytes_per_token))
+
+    def warm(self, chunks: Sequence[HotChunk], told: Callable[[bool], None]) -> None:
+        """Begins to load chunks that no request has asked for, in this order, as far as there is free room:
+        what is resident does not give way to them. Calls ``told`` once for each: whether it is resident."""
+        free_bytes = self.capacity_bytes - self.num_bytes - self.loading_bytes().total()
+        missing = [chunk for chunk in chunks if self._pool.get(chunk.chunk_id) is None]
+        fitting = list(within(missing, free_bytes, self._spec.kv_bytes_per_token))
+        for chunk in fitting:
+            self._load(chunk.tenant, self._pool.expect(chunk), told=told)
+        for chunk in chunks:
+            if chunk not in fitting:
+                entry = self._pool.get(chunk.chunk_id)
+                told(entry is not None and entry.ready)
 
     def acquire_prefix(self, job: Job) -> None:
         """A prefix is resident once per tenant: nobody learns from his times what others put in front."""
@@ -148,16 +168,23 @@ class SegmentCache:
             if isinstance(job, ContextJob):
                 job.lost.update(job.names_of(entry))
 
-    def _load(self, job: Job, entry: Entry, encoding: str = "") -> None:
+    def _load(
+        self, tenant: str, entry: Entry, encoding: str = "", told: Callable[[bool], None] | None = None
+    ) -> None:
         chunk_id = entry.stored_key
         load = self._begun({chunk_id: entry}, {chunk_id: len(entry.token_ids)})
+
+        def on_loaded(loaded: Loaded) -> None:
+            self.on_loaded(loaded, load)
+            if told is not None:
+                told(entry.ready)
 
         def tell(event: FirstLayer | Loaded) -> None:
             if isinstance(event, Loaded):
                 loaded = replace(event, key=entry.key)
-                self._inbox.post(lambda: self.on_loaded(loaded, load))
+                self._inbox.post(lambda: on_loaded(loaded))
 
-        self._loader.load(load, tell, encoding, tenant=job.request.tenant)
+        self._loader.load(load, tell, encoding, tenant=tenant)
 
     def _begun(self, entries: Mapping[str, Entry], chunk_lens: Mapping[str, int]) -> ChunkLoad:
         load = ChunkLoad(chunk_lens, self._late.now_s)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shared.engine.kv.branch import Branch
+from shared.engine.kv.hot_chunks import HotChunk
 from shared.engine.kv.loader import ChunkLoad
 from shared.engine.kv.residency import Entry, Pool, State
 from shared.engine.kv.segment import Segment
@@ -191,6 +192,26 @@ def test_what_is_computed_beside_its_load_counts_once_and_waits_for_it_again_whe
     pool.check_invariants(Counter("a"))
 
 
+def test_the_hottest_are_those_that_most_requests_used_and_of_equals_the_last_used() -> None:
+    pool = Pool(100 * TOKEN_BYTES)
+    for key in ("a", "b", "c", "b", "prefix:", "prefix:", "d"):
+        pool.release(ready(pool, key))
+    pool.acquire("e", (1, 2))  # not there yet
+    assert [entry.key for entry in pool.hottest()] == ["b", "d", "c", "a"]
+
+
+def test_what_no_request_asked_for_is_the_first_to_go() -> None:
+    pool = Pool(30 * TOKEN_BYTES)
+    pool.release(ready(pool, "a"))
+    for key in "bc":
+        pool.fill(pool.expect(HotChunk(key, tuple(range(10)), "t")), segment(10))
+    assert pool.ready_keys() == ["c", "b", "a"]
+    ready(pool, "d")
+    assert pool.ready_keys() == ["b", "a", "d"]
+    assert ready(pool, "b").tenant == "t"
+    pool.check_invariants(Counter("bd"))
+
+
 CAPACITY = 40
 
 
@@ -223,6 +244,14 @@ class Pools(RuleBasedStateMachine):
             self.order.remove(key)
         self.order.append(key)
         if new:
+            self.pool.fill(entry, segment(len(entry.token_ids)))
+            self.expect_eviction()
+
+    @rule(key=st.sampled_from("abcdefghijkl"))
+    def warm(self, key: str) -> None:
+        if key not in self.order:
+            entry = self.pool.expect(HotChunk(key, tuple(range(1 + ord(key) - ord("a")))))
+            self.order.insert(0, key)
             self.pool.fill(entry, segment(len(entry.token_ids)))
             self.expect_eviction()
 
