@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from shared.engine.jobs.context import ContextJob
 from shared.engine.jobs.job import BranchWork, Job
+from shared.engine.kv.conversations import Conversations
 from shared.engine.kv.memory import Memory, out_of_memory
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.request_queue import RequestQueue
@@ -28,6 +30,7 @@ class Endings:
 
     requests: RequestQueue
     cache: SegmentCache
+    conversations: Conversations
     memory: Memory
 
     def finish(self, job: Job) -> None:
@@ -73,11 +76,12 @@ class Endings:
 
     def make_room(self) -> None:
         """Gives up all unused KV."""
-        log.warning(
-            "the device is out of memory; %d bytes of unused KV are given up", self.cache.evict_unused()
-        )
+        num_bytes = self.cache.evict_unused() + self.conversations.clear()
+        log.warning("the device is out of memory; %d bytes of unused KV are given up", num_bytes)
         self.memory.trim()
 
     def _forget(self, job: Job) -> None:
         if self.requests.remove(job):
             self.cache.release(job)
+            if isinstance(job, ContextJob) and job.turn is not None:
+                job.turn.keep()
