@@ -134,14 +134,14 @@ class GenerateJob(ContextJob):
         request, row, kept = self.request, self.request.reuse.row, self.host.conversations
         if not request.conversation or request.idle or request.recompute.by_question or not kept.keeps:
             return None
-        chunk_ids = {chunk.chunk_id for chunk in request.chunks}
-        seen: list[object] = [request.asked_by, request.prefix_ids, row.stored]
+        chunk_ids = [chunk.chunk_id for chunk in request.chunks]
+        seen: list[object] = [request.asked_by, request.prefix_ids, row.stored, tuple(chunk_ids)]
         if row.stored:
             entries = [self.entries[chunk.chunk_id] for chunk in request.chunks]
             placed = [(entry.key, entry.segment and entry.segment.encoding) for entry in entries]
             adapter = request.adapter if self.adapter is not None else ""
             seen += [placed, row.offsets.name, self.tempering, self.selected or (), adapter]
-            chunk_ids.update(entry.stored_key for entry in entries)
+            chunk_ids += [entry.stored_key for entry in entries]
         return Turn(kept, request.tenant, tuple(seen), frozenset(chunk_ids))
 
     def wanted(self, owner: Grower) -> Wanted:
