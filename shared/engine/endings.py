@@ -17,7 +17,7 @@ from shared.engine.kv.memory import Memory, out_of_memory
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.request_queue import RequestQueue
 from shared.engine.stage_times import stages_of
-from shared.errors import InternalError, KvquiltError
+from shared.errors import Cancelled, DeadlineExceeded, InternalError, KvquiltError
 from shared.generation.told import DoneEvent, FailedEvent
 
 log = logging.getLogger(__name__)
@@ -39,10 +39,13 @@ class Endings:
         stages, loads = stages_of(job, now), job.clock.loads()
         done = DoneEvent(job.usage(), job.clock.timings(now), stages=stages, loads=loads, counts=job.counts())
         job.emit(done)
+        self._keep(job)
 
     def fail(self, job: Job, error: KvquiltError) -> None:
         self._forget(job)
         job.emit(FailedEvent(error, stages_of(job, time.monotonic())))
+        if isinstance(error, Cancelled | DeadlineExceeded):  # after others nobody knows what is left
+            self._keep(job)
 
     def fail_works(self, works: Iterable[BranchWork], error: KvquiltError | None = None) -> None:
         """All requests that these were for; what is computed beside its load is only given up. ``error``
@@ -83,5 +86,8 @@ class Endings:
     def _forget(self, job: Job) -> None:
         if self.requests.remove(job):
             self.cache.release(job)
-            if isinstance(job, ContextJob) and job.turn is not None:
-                job.turn.keep()
+
+    def _keep(self, job: Job) -> None:
+        """What was said, for the next turn. Whoever asked does not wait for it."""
+        if isinstance(job, ContextJob) and job.turn is not None:
+            job.turn.keep()

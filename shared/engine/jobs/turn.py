@@ -55,7 +55,7 @@ class Turn:
         self.num_said += num_tokens - min(num_tokens, num_context)
 
     def keep(self) -> None:
-        """The request has ended, somehow: what it has computed is kept."""
+        """The request has ended: what it has computed is kept."""
         counts = self.conversations.counts
         counts.num_hits += bool(self.runs) and self.num_tokens > 0
         counts.num_misses += bool(self.runs) and self.num_tokens == 0
