@@ -111,6 +111,7 @@ ENGINE = (
         "short",
         _per_second("kvquilt_generation_tokens_total"),
     ),
+    Panel("Requests with earlier turns", "reqps", _rate("kvquilt_conversation_turns_total", "outcome")),
     Panel("Requests by mode", "reqps", _rate("kvquilt_requests_total", "mode")),
     Panel("Share of the context computed anew", "percentunit", _quantiles("kvquilt_recompute_ratio")),
     Panel("Branches per request", "short", _quantiles("kvquilt_forest_width")),

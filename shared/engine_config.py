@@ -45,6 +45,11 @@ class EngineConfig:
         last; all floors together take half of the pool at most, and the pool may exceed resident_bytes by
         them. 0: whoever asks last has the room.
     private_bytes: KV of questions and answers; above it the youngest request pauses, its KV kept.
+    conversation_bytes: of private_bytes, what KV of earlier turns may take that is kept for the next one;
+        what requests need of it is given up. 0: none is kept (docs/conversations.md).
+    conversation_tenant_bytes: the most of that for one tenant; whoever would have more loses what he used
+        least recently.
+    conversation_s: seconds after which KV of a conversation is given up that was not used again.
     num_threads: of torch; 0 leaves torch's own choice.
     loader_threads: read the stored KV of one request; one more writes.
     speculation: rows up to which a step is filled with drafts: tokens that probably come next, since they did
@@ -78,6 +83,9 @@ class EngineConfig:
     resident_bytes: int | None = None
     resident_floor: float = 0.1
     private_bytes: int = 2 * GIB
+    conversation_bytes: int = GIB
+    conversation_tenant_bytes: int = GIB // 2
+    conversation_s: float = 600.0
     num_threads: int = 0
     loader_threads: int = 2
     speculation: int | None = None
@@ -122,6 +130,7 @@ class EngineConfig:
             "resident_bytes",
         )
         check_least(self, 0, "num_threads", "speculation", "overlap_from_s", "late_rows", "late_from_s")
+        check_least(self, 0, "conversation_bytes", "conversation_tenant_bytes", "conversation_s")
         if not 0 <= self.resident_floor <= 1:  # False for NaN
             raise ValueError(f"resident_floor: must be from 0 to 1, got {self.resident_floor}")
         for name in self.adapters:

@@ -247,6 +247,7 @@ class Shelf:
         self.before_open: Callable[[], None] = lambda: None
         self.before_layer: Callable[[str, int], None] = lambda chunk_id, layer: None
         self.num_unclosed = 0
+        self.encoding = "exact"
 
     def open(
         self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = "", tenant: str = ""
@@ -264,8 +265,8 @@ class Shelf:
 
     def as_stored(
         self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor], saved: bool = True
-    ) -> None:
-        pass
+    ) -> str:
+        return self.encoding
 
     def save(self, chunk: ComputedChunk) -> None:
         if self.failure is not None:
@@ -280,6 +281,10 @@ class Shelf:
 class _Book:
     in_order = False
     tier = "shelf"
+
+    @property
+    def encoding(self) -> str:
+        return self._shelf.encoding
 
     def __init__(
         self, shelf: Shelf, chunk_id: str, k_LHTD: list[torch.Tensor], v_LHTD: list[torch.Tensor]

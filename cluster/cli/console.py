@@ -73,10 +73,11 @@ def timings_table(usage: AnswerUsage) -> Table:
 def usage_line(u: Usage) -> str:
     chosen = f", {u.selected_tokens} of them chosen by {u.reuse}" if u.selected_tokens else ""
     drafted = f", {u.accepted_tokens} of them drafted" if u.accepted_tokens else ""
+    said = f" ({u.conversation_tokens} of earlier turns)" if u.conversation_tokens else ""
     adapter = f"; adapter {u.adapter}" if u.adapter else ""
     return (
-        f"{u.prompt_tokens} prompt tokens: {u.reused_tokens} reused, {u.recomputed_tokens} computed{chosen}; "
-        f"{u.generated_tokens} generated{drafted}{adapter}"
+        f"{u.prompt_tokens} prompt tokens: {u.reused_tokens} reused{said}, "
+        f"{u.recomputed_tokens} computed{chosen}; {u.generated_tokens} generated{drafted}{adapter}"
     )
 
 

@@ -48,6 +48,7 @@ BENCHMARKS = (
     ),
     Benchmark("retrieval", "retrieval", "whether a question's passage is found: dense, BM25, hybrid"),
     Benchmark("follow_ups", "follow_ups", "whether a follow-up's passage is found, by what is searched"),
+    Benchmark("conversations", "conversations", "a tenth turn with what earlier ones kept, against without"),
     Benchmark(
         "routing",
         "routing",

@@ -27,6 +27,7 @@ class HostKv(NoSource):
 class _HostSegment:
     in_order = False
     tier = "memory"
+    encoding = "exact"
 
     def __init__(self, kv: torch.Tensor) -> None:
         self._kv_L2KTD = kv

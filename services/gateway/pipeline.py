@@ -290,6 +290,7 @@ class Pipeline:
             decoding=inquiry.decoding,
             explain=inquiry.explain,
             chunk_ids=self._named(inquiry, retrieved),
+            conversation=bool(inquiry.turns),
         )
 
     def _named(self, inquiry: Inquiry, retrieved: Retrieved) -> tuple[str, ...]:

@@ -189,5 +189,6 @@ def _first_difference(tokenizer: PromptTokenizer, yes: str, no: str) -> tuple[To
 def _sum(a: Usage, b: Usage) -> Usage:
     """Counts of both; of the selector's model, the mode and the note ``a``'s."""
     counts = ("prompt", "reused", "recomputed", "generated", "loaded", "selected", "drafted", "accepted")
-    sums = {name: getattr(a, name) + getattr(b, name) for name in (f"{count}_tokens" for count in counts)}
+    names = (f"{count}_tokens" for count in (*counts, "conversation"))
+    sums = {name: getattr(a, name) + getattr(b, name) for name in names}
     return replace(a, **sums)

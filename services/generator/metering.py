@@ -173,6 +173,11 @@ def readings(stats: EngineStats, private_capacity: int, bytes_per_token: int) ->
     yield MetricReading(table.RESIDENT_BYTES, stats.resident_bytes)
     yield MetricReading(table.RESIDENT_CAPACITY_BYTES, stats.capacity_bytes)
     yield MetricReading(table.PRIVATE_BYTES, stats.private_bytes)
+    kept = stats.conversations
+    yield MetricReading(table.CONVERSATION_TURNS, kept.num_hits, {"outcome": "hit"})
+    yield MetricReading(table.CONVERSATION_TURNS, kept.num_misses, {"outcome": "miss"})
+    yield MetricReading(table.CONVERSATION_TOKENS, kept.num_tokens)
+    yield MetricReading(table.CONVERSATION_BYTES, stats.conversation_bytes)
 
 
 def verdict_readings(state: str) -> Iterator[MetricReading]:

@@ -72,6 +72,7 @@ class Planner:
             links=links,
             adapter=reusing.adapter,
             idle=order.idle,
+            conversation=order.conversation,
             tenant=ctx.tenant,
             asked_by=ctx.principal.name,
         )

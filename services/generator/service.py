@@ -286,10 +286,12 @@ class Generator:
         log.info("%d of another replica's %d hottest chunks are resident", num_resident, len(chunks))
 
     def resident_chunk_ids(self) -> Sequence[str]:
-        return self._engine.stats().resident_chunk_ids
+        """Chunks of which memory holds anything: their KV, or that of conversations over them."""
+        stats = self._engine.stats()
+        return tuple(dict.fromkeys((*stats.resident_chunk_ids, *stats.conversation_chunk_ids)))
 
     def forget(self, chunk_ids: Sequence[str]) -> None:
-        """Lets go of these chunks' resident KV, unless a request uses it now."""
+        """Lets go of what memory holds of these chunks, unless a request uses it now."""
         self._engine.forget(chunk_ids)
 
     def describe(self, tenant: str = DEFAULT_TENANT) -> ModelDescription:
@@ -340,6 +342,7 @@ class Generator:
             "resident_chunks": str(len(stats.resident_chunk_ids)),
             "resident_bytes": str(stats.resident_bytes),
             "private_bytes": str(stats.private_bytes),
+            "conversation_bytes": str(stats.conversation_bytes),
             "running_requests": str(stats.running),
             "waiting_requests": str(stats.waiting),
         }

@@ -13,6 +13,7 @@ from shared.engine.endings import Endings
 from shared.engine.jobs.context import ContextJob
 from shared.engine.jobs.prefill import PrefillJob
 from shared.engine.kv.chunk_reads import FirstLayer, Loaded
+from shared.engine.kv.conversations import Conversations
 from shared.engine.kv.loader import ChunkLoad
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.prefills import Prefills
@@ -27,6 +28,7 @@ class AdmissionControl:
     device: torch.device
     requests: RequestQueue
     cache: SegmentCache
+    conversations: Conversations
     prefills: Prefills
     endings: Endings
     on_loader: Callable[[FirstLayer | Loaded, ChunkLoad, ContextJob], None]
@@ -43,7 +45,8 @@ class AdmissionControl:
                 )
 
     def balance(self) -> None:
-        """Pauses, resumes and admits, as room allows."""
+        """Pauses, resumes and admits, as room allows. What is kept of conversations goes before anybody has
+        to wait."""
         for job in self.requests.pause_overgrown():
             _move(job, torch.device("cpu"))
         while resumed := self.requests.resume_next():
@@ -51,6 +54,7 @@ class AdmissionControl:
         while admitted := self.requests.admit_next() or self.requests.admit_prefill():
             admitted.clock.admitted = time.monotonic()
             self.endings.with_room(admitted, partial(self._acquire, admitted))
+        self.conversations.give_way()
 
     def _acquire(self, job: ContextJob | PrefillJob) -> None:
         self.cache.acquire_prefix(job)

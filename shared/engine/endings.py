@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 import torch
 
+from shared.engine.jobs.context import ContextJob
 from shared.engine.jobs.job import BranchWork, Job
+from shared.engine.kv.conversations import Conversations
 from shared.engine.kv.memory import Memory, out_of_memory
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.request_queue import RequestQueue
 from shared.engine.stage_times import stages_of
-from shared.errors import InternalError, KvquiltError
+from shared.errors import Cancelled, DeadlineExceeded, InternalError, KvquiltError
 from shared.generation.told import DoneEvent, FailedEvent
 
 log = logging.getLogger(__name__)
@@ -28,6 +30,7 @@ class Endings:
 
     requests: RequestQueue
     cache: SegmentCache
+    conversations: Conversations
     memory: Memory
 
     def finish(self, job: Job) -> None:
@@ -36,10 +39,13 @@ class Endings:
         stages, loads = stages_of(job, now), job.clock.loads()
         done = DoneEvent(job.usage(), job.clock.timings(now), stages=stages, loads=loads, counts=job.counts())
         job.emit(done)
+        self._keep(job)
 
     def fail(self, job: Job, error: KvquiltError) -> None:
         self._forget(job)
         job.emit(FailedEvent(error, stages_of(job, time.monotonic())))
+        if isinstance(error, Cancelled | DeadlineExceeded):  # after others nobody knows what is left
+            self._keep(job)
 
     def fail_works(self, works: Iterable[BranchWork], error: KvquiltError | None = None) -> None:
         """All requests that these were for; what is computed beside its load is only given up. ``error``
@@ -73,11 +79,15 @@ class Endings:
 
     def make_room(self) -> None:
         """Gives up all unused KV."""
-        log.warning(
-            "the device is out of memory; %d bytes of unused KV are given up", self.cache.evict_unused()
-        )
+        num_bytes = self.cache.evict_unused() + self.conversations.clear()
+        log.warning("the device is out of memory; %d bytes of unused KV are given up", num_bytes)
         self.memory.trim()
 
     def _forget(self, job: Job) -> None:
         if self.requests.remove(job):
             self.cache.release(job)
+
+    def _keep(self, job: Job) -> None:
+        """What was said, for the next turn. Whoever asked does not wait for it."""
+        if isinstance(job, ContextJob) and job.turn is not None:
+            job.turn.keep()

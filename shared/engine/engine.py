@@ -9,6 +9,7 @@ may be called from any thread; everything else runs in the one thread that calls
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -29,6 +30,7 @@ from shared.engine.jobs.host import Host
 from shared.engine.jobs.job import Sink
 from shared.engine.jobs.prefill import PrefillJob
 from shared.engine.kv.chunk_reads import FirstLayer, Loaded
+from shared.engine.kv.conversations import Conversations
 from shared.engine.kv.hot_chunks import HotChunk
 from shared.engine.kv.late_chunks import LateChunks
 from shared.engine.kv.loader import ChunkLoad, Loader
@@ -66,6 +68,7 @@ class Engine:
     adapters: that requests may name, beside those of ``config``; what is refused: see ``served_adapters``.
     tokenizer: the model's, as the JSON of ``tokenizers``, for answers that keep to a format; None: there are
     none.
+    clock: by which kept conversations are over.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Engine:
         memory: Memory | None = None,
         adapters: Iterable[LoraAdapter] = (),
         tokenizer: Callable[[], str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model = model
         self.config = config or EngineConfig()
@@ -87,18 +91,27 @@ class Engine:
         if self.config.num_threads:
             torch.set_num_threads(self.config.num_threads)
         self._grammars = Grammars(tokenizer, model.spec.vocab_size, model.spec.eos_ids)
-        self._host = Host(model.spec, self.config, decode, model.spec.rotation(), self._grammars, served)
         self._closed = False
         self._inbox = Inbox()
         self._loader = Loader(source or NoSource(), model.spec, self.config.loader_threads)
         scheduler = Scheduler(self.config, together=model.rows_independent)
         self._speculation = Speculation(min(self.config.draft_rows, self.config.max_step_tokens))
         self._requests = RequestQueue(scheduler)
+        self._conversations = Conversations(model.spec, self.config, self._requests.private_bytes, clock)
+        self._host = Host(
+            model.spec,
+            self.config,
+            decode,
+            model.spec.rotation(),
+            self._grammars,
+            self._conversations,
+            served,
+        )
         self._late = LateChunks(model.spec, self.config.late_from_s)
         self._cache = SegmentCache(
             model.spec, pool, self._loader, self._requests.holders, self._inbox, self._late
         )
-        self._endings = Endings(self._requests, self._cache, memory)
+        self._endings = Endings(self._requests, self._cache, self._conversations, memory)
         self._steps = Steps(
             PassRunner(model, self.config),
             self.config.overlap_from_s if model.spec.device.type == "cpu" else 0.0,
@@ -117,6 +130,7 @@ class Engine:
             model.spec.device,
             self._requests,
             self._cache,
+            self._conversations,
             self._prefills,
             self._endings,
             self._on_loader,
@@ -172,8 +186,9 @@ class Engine:
         self._inbox.post(lambda: self._cancel(request_id))
 
     def forget(self, chunk_ids: Sequence[str]) -> None:
-        """Lets go of these chunks' KV, unless a request uses it now."""
-        self._inbox.post(lambda: self._cache.forget(chunk_ids))
+        """Lets go of these chunks' KV, unless a request uses it now, and of what is kept of conversations
+        over them."""
+        self._inbox.post(lambda: self._forget(chunk_ids))
 
     def hottest(self, most_bytes: int, told: Callable[[list[HotChunk]], None]) -> None:
         """Calls ``told``, on the engine's thread, with the resident chunks that most requests have referred
@@ -241,6 +256,7 @@ class Engine:
         """One scheduling step. False: nothing could run (requests may still wait for their KV)."""
         self._inbox.drain()
         self._admission.expire()
+        self._conversations.expire()
         self._admission.balance()
         self._steps.choose_late()
         self._cache.missing.start(self._endings.with_room)
@@ -251,6 +267,7 @@ class Engine:
         self._stats = snapshot(
             self._requests,
             self._cache,
+            self._conversations,
             self._speculation.counts,
             self._late,
             self._stats.num_steps + ran,
@@ -261,6 +278,7 @@ class Engine:
         """Recounts references and states from the requests alive. For tests, between steps."""
         self._requests.check_invariants()
         self._cache.check_invariants(self._requests.admitted())
+        self._conversations.check_invariants()
         for job in self._requests.running:
             assert not (job.started and job.undecided), "runs before it is decided what to compute anew"
             assert (
@@ -276,7 +294,8 @@ class Engine:
         waiting = [job for job in self._requests.running if not job.started]
         soon = any(job.arriving for job in waiting)
         look = self.config.rows_of_late_chunks > 0 and any(e.awaited for job in waiting for e in job.held)
-        self._inbox.wait(_SOON_S if soon else _LOOK_S if look else _POLL_S if self._requests else None)
+        idle_s = _POLL_S if self._requests else self._conversations.remaining_s
+        self._inbox.wait(_SOON_S if soon else _LOOK_S if look else idle_s)
 
     def _job_of(
         self, request: GenerateRequest | PrefillRequest | ForestRequest, sink: Sink
@@ -294,6 +313,10 @@ class Engine:
             chunk_ids = {c.chunk_id: None for c in request.chunks if c.chunk_id not in resident}
             if chunk_ids:
                 self._loader.prefetch(tuple(chunk_ids), request.tenant)
+
+    def _forget(self, chunk_ids: Sequence[str]) -> None:
+        self._cache.forget(chunk_ids)
+        self._conversations.forget(chunk_ids)
 
     def _arrive(self, job: ContextJob | PrefillJob) -> None:
         request_id = job.request.request_id

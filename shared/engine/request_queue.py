@@ -64,6 +64,10 @@ class RequestQueue:
     def num_waiting(self) -> int:
         return len(self.waiting) + len(self.waiting_prefills)
 
+    def private_bytes(self) -> int:
+        """Of private KV, what those that run take, or are about to."""
+        return sum(job.demand().private_bytes for job in self.running)
+
     def admitted(self) -> list[Job]:
         return [*self.running, *self.prefilling, *self.paused]
 

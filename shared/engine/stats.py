@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from shared.engine.decoding.drafting import DraftCounts
+from shared.engine.kv.conversations import ConversationCounts, Conversations
 from shared.engine.kv.late_chunks import LateChunks, LateCounts
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.request_queue import RequestQueue
@@ -17,7 +18,8 @@ class EngineStats:
     requests refer to; ``capacity_bytes``: of KV that may be resident. ``num_pauses``, ``num_steps``: since
     the start, and ``drafts`` and ``late``. ``compute_s``: that a token's KV took lately, ``read_s``: that a
     byte of KV took from each tier; None, or not in it: not seen yet. ``loading_bytes``: of KV that is on its
-    way, by the tier that it is read from; "" where it is not found yet."""
+    way, by the tier that it is read from; "" where it is not found yet. ``conversation_bytes``: of kept KV of
+    earlier turns, ``conversation_chunk_ids``: what it stands on; ``conversations``: since the start."""
 
     resident_chunk_ids: tuple[str, ...] = ()
     resident_bytes: int = 0
@@ -34,10 +36,18 @@ class EngineStats:
     compute_s: float | None = None
     read_s: Mapping[str, float] = field(default_factory=dict)
     loading_bytes: Mapping[str, int] = field(default_factory=dict)
+    conversation_bytes: int = 0
+    conversation_chunk_ids: tuple[str, ...] = ()
+    conversations: ConversationCounts = field(default_factory=ConversationCounts)
 
 
 def snapshot(
-    requests: RequestQueue, cache: SegmentCache, drafts: DraftCounts, late: LateChunks, num_steps: int
+    requests: RequestQueue,
+    cache: SegmentCache,
+    conversations: Conversations,
+    drafts: DraftCounts,
+    late: LateChunks,
+    num_steps: int,
 ) -> EngineStats:
     """Made by the engine's thread, between steps."""
     branches = [branch for job in requests.admitted() for branch in job.branches()]
@@ -58,4 +68,7 @@ def snapshot(
         compute_s=late.estimates.computing.mean,
         read_s={tier: mean for tier, mean in reading if mean is not None},
         loading_bytes=cache.loading_bytes(),
+        conversation_bytes=conversations.num_bytes,
+        conversation_chunk_ids=conversations.chunk_ids,
+        conversations=replace(conversations.counts),
     )

@@ -191,7 +191,9 @@ class GenerateRequest:
     segment source; not empty: its end tells what it spent its time on. ``tenant``: for whom what is computed
     is stored, and whose part of the memory it takes; those that wait are served in turns over the tenants.
     ``asked_by``: the principal whose quota what is stored meets; empty: nobody's. ``priority``: among what
-    waits of the tenant (``shared.admission.priority``).
+    waits of the tenant (``shared.admission.priority``). ``conversation``: its questions begin with earlier
+    turns, so that their KV is kept for the next one, and what the last one left is used; for the tenant and
+    ``asked_by`` alone, and not if it is ``idle``.
     """
 
     request_id: str
@@ -212,6 +214,7 @@ class GenerateRequest:
     tenant: str = ""
     asked_by: str = ""
     priority: int = 0
+    conversation: bool = False
 
     @property
     def num_branches(self) -> int:

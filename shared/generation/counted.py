@@ -14,7 +14,8 @@ class ContextCounts:
     """Of a request whose mode uses what is stored.
 
     chunks: identity and number of tokens of each, in order.
-    num_own: tokens of the prompt that are the request's own: they are computed whatever is stored.
+    num_own: tokens of the prompt that are the request's own: they are computed whatever is stored, unless
+    they are of earlier turns and kept.
     lost, late, fetched: identities; those whose KV was nowhere, those that were computed before they were
     loaded, those that were looked for in the store.
     selected: tokens of the context that are computed anew. num_blended: instead, of a mode that computes

@@ -66,7 +66,8 @@ class GenerationOrder:
     all chunks were made under, by which a verdict is chosen; None: nobody knows, or they differ. ``idle``:
     nobody waits for the answer, which is begun while nothing else is asked, and given up when something
     is. ``chunk_ids``: identities of the chunks as the caller knows them, in order, by which the question is
-    routed and nothing else; empty: he does not. ``route``, ``route_held``: why it was sent to this replica,
+    routed and nothing else; empty: he does not. ``conversation``: the questions begin with earlier turns, see
+    ``GenerateRequest``. ``route``, ``route_held``: why it was sent to this replica,
     and how many of its chunks should be resident there; whoever sends it there says so."""
 
     chunks: tuple[Piece, ...]
@@ -79,6 +80,7 @@ class GenerationOrder:
     kv_context: KvContext | None = None
     idle: bool = False
     chunk_ids: tuple[str, ...] = ()
+    conversation: bool = False
     route: str = ""
     route_held: int = 0
 

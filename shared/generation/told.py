@@ -44,6 +44,9 @@ class Usage:
     ``chunk_origins``: of each chunk of the context, in order, where its KV came from: ``resident``,
     ``computed``, or the tier that it was loaded from (``loaded``: one that nobody named).
 
+    ``conversation_tokens``: those reused ones that an earlier turn has computed behind the same context, or
+    within it.
+
     ``picked_tokens``, ``grouped_tokens``: of the selector's model. ``reuse``: the mode that was really used;
     ``note``: why it is not the one that was asked for. The service knows both, the engine does not.
     ``adapter``: what private rows went with; empty: with the model alone. ``verdict``: the one that mode
@@ -67,6 +70,7 @@ class Usage:
     written_tokens: int = 0
     chunk_origins: tuple[str, ...] = ()
     route: str = ""
+    conversation_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,6 +290,17 @@ RESIDENT_CAPACITY_BYTES = gauge(
     "resident_capacity_bytes", "bytes", "How much of it may be there.", _GENERATOR
 )
 PRIVATE_BYTES = gauge("private_bytes", "bytes", "KV of questions and answers.", _GENERATOR)
+CONVERSATION_TURNS = counter(
+    "conversation_turns",
+    "requests",
+    "Requests with earlier turns by whether any KV of these was kept: hit, miss.",
+    _GENERATOR,
+    ("outcome",),
+)
+CONVERSATION_TOKENS = counter(
+    "conversation_tokens", "tokens", "Tokens of earlier turns whose KV was kept and used.", _GENERATOR
+)
+CONVERSATION_BYTES = gauge("conversation_bytes", "bytes", "KV of earlier turns that is kept.", _GENERATOR)
 REQUESTS_BY_MODE = counter(
     "requests",
     "requests",

@@ -244,7 +244,7 @@ class BrokenSegment:
     """A stored file that cannot be read right."""
 
     in_order = False
-    tier = ""
+    tier = encoding = ""
 
     def when_begun(self, tell: Callable[[], None]) -> None:
         tell()

@@ -134,6 +134,46 @@ def assert_oracle(
         )
 
 
+class TestConversations:
+    CHUNKS = (ids(70, 20), ids(71, 33))
+    SAID = ids(72, 64)
+
+    async def turn(self, served: Served, tenant: str = "", **options: Any) -> list[GenerationEvent]:
+        question = self.SAID + ids(73, 9)
+        order = order_of(self.CHUNKS, [question], "reordered", prefix=(), **{"conversation": True} | options)
+        sampling = SamplingParams(max_tokens=5, top_logprobs=5, ignore_eos=True)
+        stream = served.client.generate(context(tenant=tenant), replace(order, sampling=sampling))
+        async with aclosing(stream):
+            return [event async for event in stream]
+
+    async def test_a_later_turn_says_what_was_kept_and_answers_alike(
+        self, models: Path, store: DirectoryStore
+    ) -> None:
+        async with serving(models / "qwen2", store) as served:
+            alone = await self.turn(served, conversation=False)
+            first, later = await self.turn(served), await self.turn(served)
+        usages = [done(events).usage for events in (alone, first, later)]
+        assert [usage.conversation_tokens for usage in usages] == [0, 0, 64]
+        assert (usages[-1].reused_tokens, usages[-1].recomputed_tokens) == (53 + 64, 9)
+        assert tokens(later).token_ids == tokens(alone).token_ids
+        assert tokens(later).logprobs == pytest.approx(tokens(alone).logprobs, abs=1e-4)
+
+    async def test_a_tenant_never_uses_anothers(self, models: Path, store: DirectoryStore) -> None:
+        async with serving(models / "qwen2", store) as served:
+            told = [await self.turn(served, tenant) for tenant in ("ann", "bob", "ann")]
+        assert [done(events).usage.conversation_tokens for events in told] == [0, 0, 64]
+
+    async def test_what_is_deleted_goes_from_conversations_that_stand_on_it(
+        self, models: Path, store: DirectoryStore
+    ) -> None:
+        async with serving(models / "qwen2", store) as served:
+            assert isinstance(served.generator, Generator)
+            chunk_ids = done(await self.turn(served)).chunk_ids
+            assert set(chunk_ids) <= set(served.generator.resident_chunk_ids())
+            served.generator.forget(chunk_ids[:1])
+            assert done(await self.turn(served)).usage.conversation_tokens == 0
+
+
 class TestAnswersEqualTheOracles:
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("name", ["qwen2", "llama3"])

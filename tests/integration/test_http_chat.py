@@ -8,7 +8,13 @@ import httpx2
 import openai
 import pytest
 
-from services.gateway.config import GatewayConfig, HttpConfig, PastedConfig
+from services.gateway.config import (
+    FollowUpsConfig,
+    FollowUpSearch,
+    GatewayConfig,
+    HttpConfig,
+    PastedConfig,
+)
 from services.gateway.http.routes import http_app
 from services.gateway.pipeline import Pipeline
 from services.gateway.prefetch import Prefetching
@@ -31,7 +37,11 @@ async def client_of(served: Served) -> openai.AsyncOpenAI:
     fingerprint = (await served.client.describe(context())).fingerprint
     chunks = [IndexedChunk(f"{i:040x}", text, prompts.encode_chunk(text)) for i, text in enumerate(DOCUMENTS)]
     hits = [SearchHit(chunk, "town.md", "Town", fingerprint, 1.0) for chunk in chunks]
-    config = GatewayConfig(http=HttpConfig("tiny"), pasted=PastedConfig(least_chars=64))
+    config = GatewayConfig(
+        http=HttpConfig("tiny"),
+        pasted=PastedConfig(least_chars=64),
+        follow_ups=FollowUpsConfig(FollowUpSearch.LAST),
+    )
     pipeline = Pipeline(FakeRetriever({QUESTION: hits}), served.client, config, Prefetching(None))
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(http_app(pipeline, config.http)))
     return openai.AsyncOpenAI(api_key="none", base_url="http://gateway/v1", http_client=http, max_retries=0)
@@ -101,3 +111,43 @@ async def test_pasted_text_answers_as_handed_over_and_is_there_the_second_time_i
         "characters": sum(map(len, texts)),
     }
     assert handed.kvquilt["pasted"] is None
+
+
+async def test_a_later_turn_computes_what_is_new_alone_and_answers_as_if_all_had_been_computed(
+    tmp_path: Path,
+) -> None:
+    model = saved(tmp_path / "model", chat_tokenizer("ChatML"))
+    said = [{"role": "system", "content": SYSTEM}]
+    answers = []
+    async with serving(model) as served:
+        assert isinstance(served.generator, Generator)
+        client = await client_of(served)
+        for _ in range(4):
+            said.append({"role": "user", "content": QUESTION})
+            answer = await client.chat.completions.create(
+                model="tiny:reordered",
+                messages=said,
+                max_tokens=8,
+                extra_body={"collection": "towns", "ignore_eos": True},
+            )
+            answers.append(answer)
+            said.append({"role": "assistant", "content": answer.choices[0].message.content})
+        prompts, facts = served.generator.tokenizer, served.generator.facts()
+    async with serving(model, engine={"conversation_bytes": 0}) as served:
+        client = await client_of(served)
+        last = await client.chat.completions.create(
+            model="tiny:reordered",
+            messages=said[:-1],
+            max_tokens=8,
+            extra_body={"collection": "towns", "ignore_eos": True},
+        )
+    assert prompts is not None
+    stored = len(prompts.prefix_ids) + sum(len(prompts.encode_chunk(text)) for text in DOCUMENTS)
+    kept = [answer.kvquilt["tokens"]["conversation"] for answer in answers]
+    assert kept[:2] == [0, 0], "the first turn keeps nothing, since most questions are never followed up"
+    assert 0 < kept[2] < kept[3]
+    cached = [answer.usage.prompt_tokens_details.cached_tokens for answer in answers]
+    assert cached[1:] == [stored + tokens for tokens in kept[1:]]
+    assert int(facts["conversation_bytes"]) > 0
+    assert last.kvquilt["tokens"]["conversation"] == 0
+    assert last.choices[0].message.content == answers[-1].choices[0].message.content

@@ -134,6 +134,7 @@ ORDERS = st.builds(
     explain=st.booleans(),
     kv_context=KV_CONTEXTS,
     idle=st.booleans(),
+    conversation=st.booleans(),
     chunk_ids=tuples(TEXT),
     route=TEXT,
     route_held=NUMBERS,

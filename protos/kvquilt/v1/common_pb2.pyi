@@ -215,7 +215,7 @@ class TokenLogprob(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "reused_tokens", "recomputed_tokens", "generated_tokens", "loaded_tokens", "selected_tokens", "picked_tokens", "grouped_tokens", "reuse", "note", "isolated_tokens", "adapter", "verdict", "drafted_tokens", "accepted_tokens", "written_tokens", "route", "chunk_origins")
+    __slots__ = ("prompt_tokens", "reused_tokens", "recomputed_tokens", "generated_tokens", "loaded_tokens", "selected_tokens", "picked_tokens", "grouped_tokens", "reuse", "note", "isolated_tokens", "adapter", "verdict", "drafted_tokens", "accepted_tokens", "written_tokens", "route", "chunk_origins", "conversation_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -234,6 +234,7 @@ class Usage(_message.Message):
     WRITTEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     CHUNK_ORIGINS_FIELD_NUMBER: _ClassVar[int]
+    CONVERSATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     reused_tokens: int
     recomputed_tokens: int
@@ -252,7 +253,8 @@ class Usage(_message.Message):
     written_tokens: int
     route: str
     chunk_origins: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, prompt_tokens: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., loaded_tokens: _Optional[int] = ..., selected_tokens: _Optional[int] = ..., picked_tokens: _Optional[int] = ..., grouped_tokens: _Optional[int] = ..., reuse: _Optional[str] = ..., note: _Optional[str] = ..., isolated_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., verdict: _Optional[_Union[ObeyedVerdict, _Mapping]] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ..., route: _Optional[str] = ..., chunk_origins: _Optional[_Iterable[str]] = ...) -> None: ...
+    conversation_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., loaded_tokens: _Optional[int] = ..., selected_tokens: _Optional[int] = ..., picked_tokens: _Optional[int] = ..., grouped_tokens: _Optional[int] = ..., reuse: _Optional[str] = ..., note: _Optional[str] = ..., isolated_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., verdict: _Optional[_Union[ObeyedVerdict, _Mapping]] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ..., route: _Optional[str] = ..., chunk_origins: _Optional[_Iterable[str]] = ..., conversation_tokens: _Optional[int] = ...) -> None: ...
 
 class ObeyedVerdict(_message.Message):
     __slots__ = ("id", "agreement")

@@ -81,7 +81,7 @@ class RecomputeResponse(_message.Message):
     def __init__(self, index: _Optional[int] = ..., chunk_id: _Optional[str] = ..., encoding: _Optional[str] = ..., deviation: _Optional[float] = ..., tolerance: _Optional[float] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("meta", "prefix", "chunks", "questions", "reuse", "sampling", "decoding", "recompute", "ape", "explain", "adapter", "kv_context", "idle", "chunk_ids", "route", "route_held")
+    __slots__ = ("meta", "prefix", "chunks", "questions", "reuse", "sampling", "decoding", "recompute", "ape", "explain", "adapter", "kv_context", "idle", "chunk_ids", "route", "route_held", "conversation")
     META_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,7 @@ class GenerateRequest(_message.Message):
     CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     ROUTE_HELD_FIELD_NUMBER: _ClassVar[int]
+    CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     prefix: Piece
     chunks: _containers.RepeatedCompositeFieldContainer[Piece]
@@ -114,7 +115,8 @@ class GenerateRequest(_message.Message):
     chunk_ids: _containers.RepeatedScalarFieldContainer[str]
     route: str
     route_held: int
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., questions: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[str] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., explain: _Optional[bool] = ..., adapter: _Optional[str] = ..., kv_context: _Optional[str] = ..., idle: _Optional[bool] = ..., chunk_ids: _Optional[_Iterable[str]] = ..., route: _Optional[str] = ..., route_held: _Optional[int] = ...) -> None: ...
+    conversation: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., questions: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[str] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., explain: _Optional[bool] = ..., adapter: _Optional[str] = ..., kv_context: _Optional[str] = ..., idle: _Optional[bool] = ..., chunk_ids: _Optional[_Iterable[str]] = ..., route: _Optional[str] = ..., route_held: _Optional[int] = ..., conversation: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("token", "branch_done", "done", "chosen", "margin_token", "margin", "selected")

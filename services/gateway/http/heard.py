@@ -222,6 +222,7 @@ class Heard:
                 "isolated": usage.isolated_tokens,
                 "drafted": usage.drafted_tokens,
                 "accepted": usage.accepted_tokens,
+                "conversation": usage.conversation_tokens,
             },
             timings_ms={
                 one.name.removesuffix("_s"): round(getattr(timings, one.name) * 1000, 3)

@@ -86,13 +86,17 @@ def _plant_group(job: ContextJob, base: PlacedContext, indices: Sequence[int]) -
     spec, questions, parent = job.host.spec, job.request.questions, None
     if base.own_ids:
         if len(indices) == 1 and not job.host.config.batch_invariant:
-            job.questions.append(Question(indices[0], together(base, questions[indices[0]], spec)))
+            branch = together(base, questions[indices[0]], spec)
+            job.resume(branch, num_context=len(base.own_ids))
+            job.questions.append(Question(indices[0], branch))
             return
         parent = Branch.at(spec, base.own_ids, base.own_positions, base.placements)
+        job.resume(parent, num_context=len(base.own_ids))
         job.questions.append(Question(None, parent))
     for index in indices:
         branch = Branch(spec, questions[index], base.end, base.placements, parent)
         branch.tempering = job.tempering
+        job.resume(branch, behind=base.own_ids)
         job.questions.append(Question(index, branch))
 
 
@@ -111,6 +115,7 @@ def together(base: PlacedContext, question: TokenIds, spec: ModelSpec) -> Branch
 def uproot(job: ContextJob) -> None:
     """Takes ``plant`` back. Nothing of it was computed."""
     job.questions.clear()
+    job.turn = None
     job.num_open = 0
     job.started = False
 

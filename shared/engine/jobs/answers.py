@@ -21,6 +21,7 @@ from shared.engine.decoding.text import Growth, TextStream
 from shared.engine.decoding.tree import compact
 from shared.engine.jobs.context import ContextJob, Grower, Question, Survey
 from shared.engine.jobs.job import Computed
+from shared.engine.jobs.turn import Turn
 from shared.engine.kv.branch import Branch
 from shared.engine.modes.policy import prepare
 from shared.generation.asked import Beams
@@ -97,6 +98,7 @@ class GenerateJob(ContextJob):
 
     def start(self) -> None:
         policy = prepare(self)
+        self.turn = self._begun_turn()
         self.num_open = len(self.request.questions) * self.request.sampling.n
         if self.selected is not None or not self.request.reuse.recomputes:
             plant(self)
@@ -125,6 +127,22 @@ class GenerateJob(ContextJob):
     @property
     def growing(self) -> Sequence[Answer | Beam]:
         return self.answers
+
+    def _begun_turn(self) -> Turn | None:
+        """None: nothing is kept. Neither is it where each question has its own tokens of the context computed
+        anew: the next one has others."""
+        request, row, kept = self.request, self.request.reuse.row, self.host.conversations
+        if not request.conversation or request.idle or request.recompute.by_question or not kept.keeps:
+            return None
+        chunk_ids = [chunk.chunk_id for chunk in request.chunks]
+        seen: list[object] = [request.asked_by, request.prefix_ids, row.stored, tuple(chunk_ids)]
+        if row.stored:
+            entries = [self.entries[chunk.chunk_id] for chunk in request.chunks]
+            placed = [(entry.key, entry.segment and entry.segment.encoding) for entry in entries]
+            adapter = request.adapter if self.adapter is not None else ""
+            seen += [placed, row.offsets.name, self.tempering, self.selected or (), adapter]
+            chunk_ids += [entry.stored_key for entry in entries]
+        return Turn(kept, request.tenant, tuple(seen), frozenset(chunk_ids))
 
     def wanted(self, owner: Grower) -> Wanted:
         """A question's first tokens are drawn with the others of its pass."""

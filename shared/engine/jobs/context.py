@@ -15,6 +15,7 @@ from shared.engine.decoding.text import Growth
 from shared.engine.decoding.tree import reachable
 from shared.engine.jobs.host import Host
 from shared.engine.jobs.job import BranchWork, Computed, Job, OwnPass
+from shared.engine.jobs.turn import Turn
 from shared.engine.kv.branch import Branch, Tempering
 from shared.engine.kv.loader import ChunkLoad
 from shared.engine.kv.residency import Entry
@@ -27,6 +28,7 @@ from shared.generation.counted import COMPUTED, ContextCounts
 from shared.generation.forest import Command
 from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.told import Usage
+from shared.identity import TokenIds
 
 
 class Grower(ABC):
@@ -94,8 +96,9 @@ class ContextJob(Job):
     ``growing`` is what answers or explores. ``selected`` tokens of the context are computed anew, in
     ascending order; None: not known yet. Questions that select for themselves add to them; ``num_blended``:
     of a mode that computes other tokens in every layer so many in the mean layer. ``tempering``: how what
-    hangs on the context weighs its chunks. ``text``: of the chunks, for drafts. A request whose mode is
-    deferred holds its chunks like any other, and starts when it is decided.
+    hangs on the context weighs its chunks. ``text``: of the chunks, for drafts. ``turn``: of a request that
+    keeps its conversation's KV. A request whose mode is deferred holds its chunks like any other, and starts
+    when it is decided.
 
     ``patient``: a pass waited in vain for a layer of these chunks, so the next one waits until they are
     whole.
@@ -117,6 +120,7 @@ class ContextJob(Job):
     num_blended: int | None = None
     tempering: Tempering | None = None
     text: Text | None = None
+    turn: Turn | None = None
 
     # --- what kinds of it do otherwise ---------------------------------------------------------------------
 
@@ -227,7 +231,13 @@ class ContextJob(Job):
         return reachable(self.leaves())
 
     def leaves(self) -> Iterable[Branch]:
-        return (owner.branch for owner in (*self.questions, *self.growing))
+        kept = (run.branch for run in self.turn.runs) if self.turn is not None else ()
+        return (*kept, *(owner.branch for owner in (*self.questions, *self.growing)))
+
+    def resume(self, branch: Branch, num_context: int = 0, behind: TokenIds = ()) -> None:
+        """See ``Turn``."""
+        if self.turn is not None:
+            self.turn.resume(branch, num_context, behind)
 
     def works(self) -> list[BranchWork]:
         return [self._work(owner) for owner in (*self.questions, *self.growing) if owner.branch.runnable]
@@ -240,16 +250,17 @@ class ContextJob(Job):
         return Demand(count, sum(branch.segment.num_bytes for branch in self.branches()))
 
     def num_own(self) -> int:
-        """Tokens of the prompt that are computed for the request, whatever is stored."""
+        """Tokens of the prompt behind the context."""
         return sum(map(len, self.request.questions))
 
     def usage(self) -> Usage:
         request, counts = self.request, self.counts()
         context, own = total_len(request.chunks), self.num_own()
+        said = self.turn.num_tokens if self.turn is not None else 0
         usage = Usage(
             len(request.prefix_ids) + context + own,
-            len(request.prefix_ids),
-            context + own,
+            len(request.prefix_ids) + said,
+            context + own - said,
             self.generated,
             selected_tokens=len(self.selected or ()) if self.num_blended is None else self.num_blended,
             isolated_tokens=sum(len(self.entries[key].token_ids) for key in self.isolated),
@@ -257,21 +268,23 @@ class ContextJob(Job):
             drafted_tokens=self.drafts.drafted_tokens,
             accepted_tokens=self.drafts.accepted_tokens,
             chunk_origins=(COMPUTED,) * len(request.chunks),
+            conversation_tokens=said,
         )
         return usage if counts is None else replace(usage, **counts.of(usage.prompt_tokens))
 
     def counts(self) -> ContextCounts | None:
         """None: its mode uses nothing that is stored."""
-        request = self.request
+        request, turn = self.request, self.turn
         if not request.reuse.row.stored:
             return None
+        selected = self.selected or ()
         return ContextCounts(
             tuple((chunk.chunk_id, len(chunk.token_ids)) for chunk in request.chunks),
-            self.num_own(),
+            self.num_own() - (turn.num_said if turn is not None else 0),
             frozenset(self.lost),
             frozenset(self.late),
             frozenset(self.fetched),
-            self.selected or (),
+            selected if turn is None else selected[turn.num_context :],
             self.num_blended,
             self.load.tiers if self.load is not None else {},
         )

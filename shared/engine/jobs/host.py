@@ -9,6 +9,7 @@ from shared.engine.decoding.drafting import Drafter
 from shared.engine.decoding.grammar import GrammarState
 from shared.engine.decoding.grammars import Grammars
 from shared.engine.decoding.text import Decode, Growth, TextStream
+from shared.engine.kv.conversations import Conversations
 from shared.engine.model.adapting import AdapterWeights
 from shared.engine.model.rope import Rotation
 from shared.engine.model.spec import ModelSpec
@@ -25,6 +26,7 @@ class Host:
     decode: Decode | None
     rotation: Rotation
     grammars: Grammars
+    conversations: Conversations
     adapters: Mapping[str, AdapterWeights] = field(default_factory=dict)
 
     def eos_ids(self, params: SamplingParams) -> frozenset[int]:

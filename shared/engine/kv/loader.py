@@ -165,7 +165,7 @@ class Loader:
 
     def as_stored(self, segment: Segment, saved: bool) -> None:
         """Gives a complete segment, in place, the values that it is loaded with. ``saved``: it will be."""
-        self._source.as_stored(segment.k_LKTD, segment.v_LKTD, saved)
+        segment.encoding = self._source.as_stored(segment.k_LKTD, segment.v_LKTD, saved)
 
     def prefetch(self, chunk_ids: Sequence[str], tenant: str = "") -> None:
         """Tells the source what will be loaded later. Failures do not matter."""
@@ -199,6 +199,7 @@ class Loader:
 
         def read(key: str) -> ChunkRead:
             segment = Segment.arriving(self._spec, chunk_lens[key])
+            segment.encoding = stored[key].encoding
             return ChunkRead(key, stored[key], segment, tell, self._copies)
 
         reads = load.found({key: stored[key] for key in chunk_lens if key in stored}, read)

@@ -65,7 +65,8 @@ class Segment:
     ``places``: local positions of tokens that do not stand one behind the other, ascending, and one more:
     where what follows on the segment begins. None: start, start + 1, ….
     ``arrival``: of a segment that is being read, which layers are there; None: it is whole, or its owner
-    computes it.
+    computes it. ``encoding``: of a chunk's, the one whose values it has (``shared.kv_buffers.ENCODINGS``);
+    empty: its source does not say, or it was never stored.
     """
 
     def __init__(self, spec: ModelSpec, capacity: int, start: int = 0, places: Ints | None = None) -> None:
@@ -75,6 +76,7 @@ class Segment:
         self.length = 0
         self.capacity = capacity
         self.arrival: Arrival | None = None
+        self.encoding = ""
         self.k_LKTD, self.v_LKTD = self._buffers(capacity)
         self._addresses: Ints | None = None
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from shared.engine.kv.encodings import EXACT
 from shared.engine.kv.segment import Segment
 from shared.generation.asked import Chunk
 from shared.identity import TokenIds
@@ -52,6 +53,11 @@ class StoredSegment(Protocol):
         empty: somewhere else."""
         ...
 
+    @property
+    def encoding(self) -> str:
+        """The one that it is stored in (``shared.kv_buffers.ENCODINGS``): other values come of another."""
+        ...
+
     def read_layers(self, layers: range, k_out_LHTD: Sequence[Tensor], v_out_LHTD: Sequence[Tensor]) -> None:
         """Fills, for each of these layers, both tensors ([kv_heads, tokens, head_dim], contiguous, the
         model's dtype) with verified bytes. On a GPU in the order of the calling thread's current stream: what
@@ -85,9 +91,9 @@ class SegmentSource(Protocol):
         """
         ...
 
-    def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor], saved: bool = True) -> None:
+    def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor], saved: bool = True) -> str:
         """Gives just computed KV, in place, the values that it will be read with once ``save`` has stored
-        these very tensors.
+        these very tensors. Returns the encoding that makes them.
 
         Called before they are used first, so that first and later answers agree. ``saved`` False: they are
         stored already, and ``save`` will not be called.
@@ -121,8 +127,8 @@ class NoSource:
     ) -> Mapping[str, StoredSegment]:
         return {}
 
-    def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor], saved: bool = True) -> None:
-        pass
+    def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor], saved: bool = True) -> str:
+        return EXACT
 
     def chain(self, chunk: Chunk, tenant: str, prefix_ids: TokenIds) -> Sequence[Chunk] | None:
         return None

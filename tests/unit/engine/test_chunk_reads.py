@@ -26,6 +26,7 @@ class Stored:
     each layer. ``begun`` False: it has not until ``begin``."""
 
     tier = "disk"
+    encoding = "exact"
 
     def __init__(
         self, in_order: bool, before: Callable[[int], object] = lambda layer: None, begun: bool = True

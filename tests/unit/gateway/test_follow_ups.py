@@ -103,6 +103,19 @@ async def test_a_follow_up_is_searched_by_as_the_model_writes_it_and_answered_as
     assert answer.questions == (f"{_EARLIER}\n\n{ASKED}",)
 
 
+async def test_what_begins_with_earlier_turns_is_asked_as_a_turn_of_a_conversation() -> None:
+    rewriter = Rewriter()
+    asking, _ = world(rewriter)
+    for inquiry in (
+        FOLLOWING,
+        Inquiry("handbook", (ASKED,)),
+        Inquiry("handbook", (ASKED,), preface="Be brief."),
+    ):
+        await ask(asking, inquiry)
+    assert [order.conversation for order in rewriter.answered] == [True, False, False]
+    assert [order.conversation for order in rewriter.written_for] == [False]
+
+
 async def test_what_writing_took_is_charged_to_the_answer() -> None:
     usage = usage_of(await ask(world(Rewriter())[0], FOLLOWING)).usage
     assert (usage.prompt_tokens, usage.reused_tokens, usage.recomputed_tokens) == (200, 180, 20)

@@ -6,6 +6,7 @@ import pytest
 
 from services.generator.metering import following, readings, verdict_readings
 from shared.engine.decoding.drafting import DraftCounts
+from shared.engine.kv.conversations import ConversationCounts
 from shared.engine.kv.late_chunks import LateCounts
 from shared.engine.stats import EngineStats
 from shared.errors import DeadlineExceeded, InternalError
@@ -183,6 +184,8 @@ def test_the_engine_as_of_its_last_step() -> None:
         num_pauses=4,
         drafts=DraftCounts(5, 30, 12),
         late=LateCounts(3, 200, 64),
+        conversation_bytes=70,
+        conversations=ConversationCounts(4, 2, 96),
     )
     metrics.ask(lambda: readings(stats, private_capacity=500, bytes_per_token=10))
     told = samples(metrics)
@@ -199,6 +202,10 @@ def test_the_engine_as_of_its_last_step() -> None:
     assert told["kvquilt_spec_decode_num_draft_tokens_total"] == 30
     assert told["kvquilt_spec_decode_num_accepted_tokens_total"] == 12
     assert told["kvquilt_resident_chunks"] == 2
+    assert told["kvquilt_conversation_turns_total{outcome=hit}"] == 4
+    assert told["kvquilt_conversation_turns_total{outcome=miss}"] == 2
+    assert told["kvquilt_conversation_tokens_total"] == 96
+    assert told["kvquilt_conversation_bytes"] == 70
 
 
 def test_a_verdict_is_in_one_state() -> None:
