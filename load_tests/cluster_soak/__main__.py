@@ -17,14 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 from rich.console import Console
 from rich.table import Table
@@ -33,8 +30,8 @@ from load_tests.benchmark import Violation, at_least, new_parser, option, say
 from load_tests.cluster_soak.faults import faults_of
 from load_tests.cluster_soak.ledger import FaultLedger
 from load_tests.cluster_soak.soak import Soak
+from load_tests.cluster_soak.surroundings import surroundings
 from load_tests.cluster_soak.workers import ASKS, WRITES
-from load_tests.servers.s3 import S3Server
 from load_tests.servers.stack_processes import StackProcesses
 from load_tests.service.demo_cluster import demo_towns
 from shared.errors import InvalidRequest, KvquiltError
@@ -61,21 +58,22 @@ def main(argv: list[str] | None = None) -> int:
     option(parser, "--seed", 0, "of what callers do and which fault strikes when")
     args = parser.parse_args(argv)
     errors = Console(stderr=True, highlight=False)
+
+    def wanted(fault: str) -> bool:
+        return not args.only or any(text in fault for text in args.only)
+
     logging.getLogger("shared").setLevel(logging.ERROR)  # a line for every call that waits
     try:
         with ExitStack() as running:
-            server, settings = None, dict[str, Any]()
-            if args.objects:
-                scratch = running.enter_context(tempfile.TemporaryDirectory(prefix="kvquilt-soak-"))
-                server = S3Server(Path(scratch) / "s3")
-                running.callback(server.close)
-                running.enter_context(mock.patch.dict(os.environ, server.environment))
-                settings["kv_store"] = {"objects": {"endpoint": server.endpoint, "secure": False}}
-            state = running.enter_context(demo_towns(errors, TOWNS, **settings))
+            scratch = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="kvquilt-soak-")))
+            around = running.enter_context(surroundings(scratch, args.objects, wanted))
+            state = running.enter_context(demo_towns(errors, TOWNS, **around.settings))
             processes = StackProcesses(state.pid)
-            faults = faults_of(processes, server, random.Random(args.seed), frozenset(state.services))
-            faults = [f for f in faults if not args.only or any(text in f.name for text in args.only)]
+            faults = faults_of(processes, around, random.Random(args.seed), frozenset(state.services))
+            faults = [fault for fault in faults if wanted(fault.name)]
             if not faults:
+                for fault, reason in around.missing.items():
+                    raise InvalidRequest(f"{fault}: {reason}")
                 raise InvalidRequest("--only: no fault has that in its name; --help names some")
             soak = Soak(state.target, TOWNS, processes, args.every, args.askers, args.writers, args.seed)
             ledger, checked = asyncio.run(soak.run(args.seconds, faults, say))
@@ -88,6 +86,8 @@ def main(argv: list[str] | None = None) -> int:
         errors.print("interrupted")
         return 130
     print(printed_table(ledger))
+    for fault, reason in around.missing.items():
+        print(f"not here: {fault}: {reason}")
     for line in (*(f"{n} {kind} succeeded" for kind, n in ledger.succeeded.items()), *checked):
         print(line)
     return 0
