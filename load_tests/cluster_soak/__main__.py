@@ -1,16 +1,18 @@
 """Soaks a whole stack on this machine: callers ask, and bring, change and remove documents, while its
-processes are killed or hang and its object store goes away.
+processes are killed, hang or run out of memory, its object store is away, slow or lies, its disk and its
+shared memory are full, and its clock jumps.
 
     python -m load_tests.cluster_soak --seconds 300            a stack with embedded defaults
     python -m load_tests.cluster_soak --seconds 300 --objects  one with a real S3 server
     python -m load_tests.cluster_soak --only proxy --only agent    some faults alone
 
 A fault strikes every --every seconds, each kind once before one strikes again. Throughout, callers may only
-be told errors that say that the same call may work later; no call may hang; an answer that ends well must be
-whole and what it was before; after each fault all callers must have answers again within two minutes. At the
-end every acknowledged document must be there and found by what it says, every copy of a chunk must verify,
-and the processes that lived all the time must hold about as many threads, files and bytes as before. Exit
-code 0 then, with a table of the faults: what callers were told, and after how long all was well.
+be told errors that say that the same call may work later (and who writes, that a disk is full); no call may
+hang; an answer that ends well must be whole and what it was before; after each fault all callers must have
+answers again within two minutes. At the end every acknowledged document must be there and found by what it
+says, every copy of a chunk must verify, and the processes that lived all the time must hold about as many
+threads, files and bytes as before. Exit code 0 then, with a table of the faults: what callers were told, and
+after how long all was well; and what could not be done here, with the reason.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import shutil
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -75,6 +79,7 @@ def main(argv: list[str] | None = None) -> int:
                 for fault, reason in around.missing.items():
                     raise InvalidRequest(f"{fault}: {reason}")
                 raise InvalidRequest("--only: no fault has that in its name; --help names some")
+            running.enter_context(keeping_log(Path(state.log_path), errors))
             soak = Soak(state.target, TOWNS, processes, args.every, args.askers, args.writers, args.seed)
             ledger, checked = asyncio.run(soak.run(args.seconds, faults, say))
     except InvalidRequest as error:
@@ -91,6 +96,18 @@ def main(argv: list[str] | None = None) -> int:
     for line in (*(f"{n} {kind} succeeded" for kind, n in ledger.succeeded.items()), *checked):
         print(line)
     return 0
+
+
+@contextmanager
+def keeping_log(log_path: Path, errors: Console) -> Iterator[None]:
+    """What goes wrong here is in the stack's log, which goes with the stack: a copy stays."""
+    try:
+        yield
+    except (Violation, KvquiltError):
+        kept = Path(tempfile.mkdtemp(prefix="kvquilt-soak-log-")) / log_path.name
+        shutil.copyfile(log_path, kept)
+        errors.print(f"the stack's log: {kept}", soft_wrap=True)
+        raise
 
 
 def printed_table(ledger: FaultLedger) -> str:
