@@ -19,11 +19,12 @@ from shared.audit import OK, Actor, AuditConfig, AuditLog
 from shared.errors import KvquiltError, Overloaded, PermissionDenied, Unauthenticated
 from shared.principals.config import AuthConfig
 from shared.principals.secret import derived, secrets_of
+from shared.principals.signing import SignedTooLongAgo
 from shared.request import RequestContext
 from shared.tracing.traceparent import trace_id_of
 
 _MOST_IDS = 20
-_REFUSALS = (Unauthenticated, PermissionDenied, Overloaded)
+_REFUSALS = (Unauthenticated, SignedTooLongAgo, PermissionDenied, Overloaded)
 _REFUSALS_S = 1.0
 What = dict[str, object]
 
@@ -164,7 +165,7 @@ class CallRecord:
             self._ctx = context_of(self._request.meta)
 
     async def failed(self, error: Exception) -> None:
-        if isinstance(error, (Unauthenticated, PermissionDenied)):
+        if isinstance(error, (Unauthenticated, SignedTooLongAgo, PermissionDenied)):
             self._ctx = None
         if self._recorder and self._peer and self._ctx is None:
             peer, ctx = self._peer.peer(), self._caller(error)

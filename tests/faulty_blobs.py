@@ -1,4 +1,5 @@
-"""Keepers of blobs with trouble, by wrapping: latency, errors that go away, cut bodies, being down, dying."""
+"""Keepers of blobs with trouble, by wrapping: latency, errors that go away, cut bodies, lies, being down,
+dying."""
 
 from __future__ import annotations
 
@@ -132,6 +133,17 @@ class TruncatedBlobs(WrappedBlobs):
             return self.inner.read_to(name, byte_range, sink)
         self.inner.read_to(name, Span(byte_range.start, self.keep_bytes), sink)
         raise CorruptData(f"{name} ends early")
+
+
+class LyingBlobs(WrappedBlobs):
+    """What is read whole, ``lie`` alters: it is given the blob's name and its bytes."""
+
+    def __init__(self, inner: Blobs, lie: Callable[[str, bytes], bytes]) -> None:
+        super().__init__(inner)
+        self.lie = lie
+
+    def read(self, name: str, byte_range: ByteRange = WHOLE) -> Iterator[bytes]:
+        yield self.lie(name, b"".join(self.inner.read(name, byte_range)))
 
 
 class HookedBlobs(WrappedBlobs):

@@ -178,13 +178,15 @@ def node_on(
     objects: Blobs | None = None,
     *,
     flights: Flights | None = None,
+    host: str = "127.0.0.1",
     clock: Callable[[], float] = time.monotonic,
     keys: SealKeys | None = None,
     **settings: Any,
 ) -> Node:
-    """One of ``nodes`` from now on. Chunks go between nodes by ``nodes.flights`` unless others are given."""
+    """One of ``nodes`` from now on. Chunks go between nodes by ``nodes.flights`` unless others are given:
+    then from ``host``, where the others read them."""
     nodes.stores.setdefault(node_id, cast(NodeAgent, None))
-    stream = partial(nodes.flights.stream, node_id) if flights is None else partial(FlightServer, "127.0.0.1")
+    stream = partial(nodes.flights.stream, node_id) if flights is None else partial(FlightServer, host)
     config = config_in(directory, **settings)
     stands_on = machine(disk or Disk(), clock=clock)
     node = build_node(node_id, config, nodes, stream, objects, flights or nodes.flights, stands_on, keys)

@@ -30,6 +30,7 @@ from cluster.config import QuiltConfig
 from cluster.local.authentication import operator_credentials
 from cluster.local.certificate import server_name
 from cluster.local.listening import LOOPBACK, address, reachable
+from cluster.local.lossy_output import keep_writing
 from cluster.local.processes import end_session
 from cluster.local.state import RAY_DIR_PREFIX, RunDirectory, StackState
 from services.kv_store.tiers.memory_directory import remove_what_was_left
@@ -55,6 +56,7 @@ def main() -> int:
     keep_private()
     run = RunDirectory(Path(sys.argv[1]))
     config = load(QuiltConfig, json.load(sys.stdin))
+    keep_writing()
     logs.configure("supervisor", config.log)
     with run.lock():
         return Supervisor(config, run, threading.Event()).run()
@@ -96,7 +98,7 @@ class Supervisor:
             self._wait_until_ready()
             self._report(phase="ready")
             self._stop.wait()
-            self._report(phase="stopping")
+            self._describe(phase="stopping")
             drain(self._config)
             return 0
         except KvquiltError as error:
@@ -139,8 +141,15 @@ class Supervisor:
                 raise Unavailable("; ".join(f"{name}: {detail}" for name, detail in unhealthy.items()))
 
     def _failed(self, reason: str) -> int:
-        self._report(phase="failed", reason=reason)
+        self._describe(phase="failed", reason=reason)
         return 1
+
+    def _describe(self, **changes: Any) -> None:
+        """Reports what nobody waits for: a full disk must not keep what was asked from being answered."""
+        try:
+            self._report(**changes)
+        except OSError as error:
+            log.error("run/state.json cannot be written: %s", error.strerror or error)
 
     def _report(self, **changes: Any) -> None:
         self._state = dataclasses.replace(self._state, **changes)

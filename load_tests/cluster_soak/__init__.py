@@ -1,2 +1,2 @@
-"""Checks that a whole stack keeps its promises while its processes are killed, stopped and cut off from
-their object store: ``python -m load_tests.cluster_soak``."""
+"""Checks that a whole stack keeps its promises while its processes are killed or hang, its object store is
+away or lies, its disk is full and its clock jumps: ``python -m load_tests.cluster_soak``."""

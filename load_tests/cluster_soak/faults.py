@@ -7,30 +7,22 @@ import contextlib
 import os
 import random
 import signal
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
-from load_tests.servers.s3 import S3Server
+from load_tests.cluster_soak.clock_faults import clock_faults
+from load_tests.cluster_soak.disk_faults import disk_faults, shared_memory_faults
+from load_tests.cluster_soak.fault import DOWN_S, Fault, Strike
+from load_tests.cluster_soak.memory_faults import memory_faults
+from load_tests.cluster_soak.object_faults import down, object_faults
+from load_tests.cluster_soak.surroundings import Surroundings
 from load_tests.servers.stack_processes import AGENT, PROXY, StackProcesses
 
-DOWN_S = 6.0
-"""How long an object store is away, and a process hangs."""
 _KILLED = ("generator", "gateway", "retrieval", "kv_store", "ingestion", "selector", AGENT, PROXY)
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """``strike`` returns when nothing stands in the way of recovery any more."""
-
-    name: str
-    strike: Callable[[], Awaitable[None]]
-
-
 def faults_of(
-    processes: StackProcesses, server: S3Server | None, rng: random.Random, applications: frozenset[str]
+    processes: StackProcesses, around: Surroundings, rng: random.Random, applications: frozenset[str]
 ) -> list[Fault]:
-    """Those that can happen to a stack with these applications. ``server``: its object store, if it has
-    one."""
+    """Those that can happen to a stack with these applications in these surroundings."""
     roles = [role for role in _KILLED if role in applications | {AGENT, PROXY}]
 
     async def several() -> None:
@@ -41,14 +33,23 @@ def faults_of(
     found += [
         Fault(f"{role} hangs for {DOWN_S:g} s", _hanging(processes, role)) for role in ("generator", AGENT)
     ]
-    if server is not None:
-        found.append(Fault(f"object store down for {DOWN_S:g} s", _down(server)))
-        found.append(Fault("object store down, agent killed", _down(server, processes)))
+    if around.store is not None:
+        found += object_faults(around.store, rng)
+        server, killing = around.store.server, _killing(processes, AGENT)
+        found.append(Fault("object store down, agent killed", lambda: down(server, killing)))
+    if around.disk is not None:
+        found += disk_faults(around.disk, _killing(processes, AGENT, "ingestion"))
+    if around.shared_memory is not None:
+        found += shared_memory_faults(around.shared_memory)
+    if around.clock is not None:
+        found += clock_faults(around.clock)
+    if around.memory is not None:
+        found += memory_faults(around.memory, processes)
     return found
 
 
-def _killing(processes: StackProcesses, role: str) -> Callable[[], Awaitable[None]]:
-    return lambda: _kill(processes, [role])
+def _killing(processes: StackProcesses, *roles: str) -> Strike:
+    return lambda: _kill(processes, list(roles))
 
 
 async def _kill(processes: StackProcesses, roles: list[str]) -> None:
@@ -57,7 +58,7 @@ async def _kill(processes: StackProcesses, roles: list[str]) -> None:
         _signal(pid, signal.SIGKILL)
 
 
-def _hanging(processes: StackProcesses, role: str) -> Callable[[], Awaitable[None]]:
+def _hanging(processes: StackProcesses, role: str) -> Strike:
     async def hang() -> None:
         pids = processes.of(role)
         try:
@@ -69,19 +70,6 @@ def _hanging(processes: StackProcesses, role: str) -> Callable[[], Awaitable[Non
                 _signal(pid, signal.SIGCONT)
 
     return hang
-
-
-def _down(server: S3Server, processes: StackProcesses | None = None) -> Callable[[], Awaitable[None]]:
-    async def down() -> None:
-        await asyncio.to_thread(server.stop)
-        try:
-            if processes is not None:
-                await _kill(processes, [AGENT])
-            await asyncio.sleep(DOWN_S)
-        finally:
-            await asyncio.to_thread(server.start)
-
-    return down
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from load_tests.benchmark import Violation
+from load_tests.cluster_soak.fault import Told
 from shared.errors import KvquiltError
 
 
@@ -15,10 +16,11 @@ from shared.errors import KvquiltError
 class Struck:
     """One fault. ``failed``: calls that failed from when it struck until the next one did, by worker's kind
     and error code; ``recovery_s``: by kind, from the strike until every worker of that kind had an answer to
-    a call that began after it."""
+    a call that began after it; ``told``: of ``Fault``."""
 
     fault: str
     since_s: float
+    told: Told = frozenset()
     failed: Counter[tuple[str, str]] = field(default_factory=Counter)
     recovery_s: dict[str, float] = field(default_factory=dict)
 
@@ -32,8 +34,8 @@ class FaultLedger:
         self.succeeded = Counter[str]()
         self.struck: list[Struck] = []
 
-    def strike(self, fault: str) -> Struck:
-        self.struck.append(Struck(fault, self._clock()))
+    def strike(self, fault: str, told: Told = frozenset()) -> Struck:
+        self.struck.append(Struck(fault, self._clock(), told))
         self._well.clear()
         return self.struck[-1]
 
@@ -49,10 +51,10 @@ class FaultLedger:
     def failure(self, kind: str, error: KvquiltError) -> None:
         """
         Raises:
-            Violation: it is none that a caller may see in a fault: it does not say that the same call may
+            Violation: it is none that a caller may see in this fault: it does not say that the same call may
             work later, or it came before any fault.
         """
-        if not error.retryable:
+        if not error.retryable and not (self.struck and (kind, error.code) in self.struck[-1].told):
             raise Violation(f"{kind}: {error.code}, which is not retryable: {error.detail}")
         if not self.struck:
             raise Violation(f"{kind}: {error.code} before any fault: {error.detail}")

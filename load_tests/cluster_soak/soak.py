@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from cluster.local.demo import shipped_questions
 from load_tests.benchmark import Violation
-from load_tests.cluster_soak.faults import Fault
+from load_tests.cluster_soak.fault import ASKS, WRITES, Fault
 from load_tests.cluster_soak.ledger import FaultLedger
-from load_tests.cluster_soak.workers import ASKS, WRITES, Asker, SoakCaller, Writer, answer_of, work
+from load_tests.cluster_soak.workers import Asker, SoakCaller, Writer, answer_of, work
 from load_tests.servers.stack_processes import ProcessUse, StackProcesses, grown
 from shared.clients.doors import ingest_client, rag_client, retrieval_client, store_client
 from shared.clients.rag import RagClient
@@ -106,7 +106,7 @@ class Soak:
             left = left or rng.sample(faults, len(faults))
             fault, began_s = left.pop(), ledger.now()
             told(fault.name)
-            ledger.strike(fault.name)
+            ledger.strike(fault.name, fault.told)
             await fault.strike()
             await _recovered(fault, ledger)
             await asyncio.sleep(max(0.0, min(began_s + self.every_s, ends_s) - ledger.now()))

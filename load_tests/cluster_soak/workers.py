@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from load_tests.benchmark import Violation
+from load_tests.cluster_soak.fault import ASKS, WRITES
 from load_tests.cluster_soak.ledger import FaultLedger
 from shared.answer import AnswerDone, AnswerText, Inquiry, RetrievalOptions
 from shared.clients.ingest import IngestClient
@@ -23,7 +24,6 @@ from shared.generation.told import TokenEvent
 from shared.request import RequestContext
 from shared.status import from_code
 
-ASKS, WRITES = "asks", "writes"
 DEADLINE_S, LATE_S = 90.0, 15.0
 """Of every call, and how long after it a call is called stuck."""
 _LONG_TOKENS = 300

@@ -27,27 +27,28 @@ from shared.errors import KvquiltError
 @contextmanager
 def demo_cluster(shape: str | None, console: Console, **settings: Any) -> Iterator[StackState]:
     """Address and more of a demo cluster. ``shape``: of a model with random weights in place of the demo
-    model; ``settings``: that differ.
+    model; ``settings``: that differ, ``data_dir`` among them.
 
     Raises:
         KvquiltError: a service failed to start.
     """
     scratch = Path(tempfile.mkdtemp(prefix="kvquilt-load-"))
+    data_dir = Path(settings.pop("data_dir", scratch / "data"))
     with terminated_like_interrupted():
         try:
             more = settings | ({"model": str(_model_of(shape, scratch / "model", console))} if shape else {})
             with start_progress(console) as on_progress:  # when this fails, its log stays: the error names it
-                state = launcher.start(demo_config(scratch / "data", **more), on_progress)
+                state = launcher.start(demo_config(data_dir, **more), on_progress)
         except KvquiltError:
             shutil.rmtree(scratch / "model", ignore_errors=True)
             raise
         except BaseException:
-            _remove(scratch, console)
+            _remove(data_dir, scratch, console)
             raise
         try:
             yield state
         finally:
-            _remove(scratch, console)
+            _remove(data_dir, scratch, console)
 
 
 @contextmanager
@@ -59,9 +60,9 @@ def demo_towns(console: Console, collection: str, **settings: Any) -> Iterator[S
         yield state
 
 
-def _remove(scratch: Path, console: Console) -> None:
+def _remove(data_dir: Path, scratch: Path, console: Console) -> None:
     with console.status("taking the cluster down"):
-        launcher.stop(scratch / "data")
+        launcher.stop(data_dir)
     shutil.rmtree(scratch, ignore_errors=True)
 
 

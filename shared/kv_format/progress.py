@@ -24,10 +24,19 @@ class ProgressWriter:
     """The store's end."""
 
     def __init__(self, path: str | Path, num_layers: int) -> None:
+        """
+        Raises:
+            OSError: there is no room even for this; nothing is left of it.
+        """
         self.path = Path(path)
         self._num_marks = num_layers + 1
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
-        os.pwrite(self._fd, _PENDING * self._num_marks, 0)
+        try:
+            os.pwrite(self._fd, _PENDING * self._num_marks, 0)
+        except OSError:
+            os.close(self._fd)
+            self.path.unlink()
+            raise
 
     def frame_arrived(self) -> None:
         os.pwrite(self._fd, _THERE, 0)

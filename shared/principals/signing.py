@@ -14,13 +14,18 @@ import json
 import time
 from collections.abc import Callable, Sequence
 
-from shared.errors import Unauthenticated
+from shared.errors import Unauthenticated, Unavailable
 from shared.principals.principal import Principal, Role
 
 LEAST_SECRET_BYTES = 32
 SKEW_S = 60.0
 """How far clocks of nodes may be apart: a signature lasts that much longer."""
 _PREFIX = "kvp1"
+
+
+class SignedTooLongAgo(Unavailable):
+    """Who signed it is known; the call waited too long, or a clock was set meanwhile. Nothing is wrong with
+    whoever asked: the next call is signed anew."""
 
 
 class Signer:
@@ -51,7 +56,8 @@ class Signer:
     def verify(self, token: str) -> Principal:
         """
         Raises:
-            Unauthenticated: nobody who holds the installation's secret signed it, or too long ago.
+            Unauthenticated: nobody who holds the installation's secret signed it.
+            SignedTooLongAgo
         """
         signed, _, mac = token.rpartition(".")
         prefix, _, payload = signed.partition(".")
@@ -59,7 +65,10 @@ class Signer:
             raise Unauthenticated("the caller's principal was not signed by this installation")
         claims = json.loads(_decode(payload))
         if self._now() > claims["until"]:
-            raise Unauthenticated("the caller's principal was signed too long ago; call again")
+            raise SignedTooLongAgo(
+                "the caller's principal was signed too long ago; call again, and if that does not help, set "
+                "the clocks of the installation's machines right"
+            )
         return Principal(
             claims["name"],
             claims["tenant"],

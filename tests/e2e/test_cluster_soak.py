@@ -7,10 +7,11 @@ import random
 import pytest
 
 from load_tests.cluster_soak.__main__ import printed_table
+from load_tests.cluster_soak.fault import ASKS, WRITES
 from load_tests.cluster_soak.faults import faults_of
 from load_tests.cluster_soak.soak import COLLECTION as WRITTEN
 from load_tests.cluster_soak.soak import Soak
-from load_tests.cluster_soak.workers import ASKS, WRITES
+from load_tests.cluster_soak.surroundings import Surroundings
 from shared.clients.doors import ingest_client
 from shared.request import RequestContext
 from tests.e2e.conftest import COLLECTION
@@ -23,7 +24,7 @@ SECONDS, EVERY_S = 60.0, 15.0
 async def test_faults_lose_nothing_and_end_in_errors_that_can_be_retried(stack: Stack) -> None:
     """Each of which faults strike, the seed says; `python -m load_tests.cluster_soak` has them all."""
     rng = random.Random(7)
-    faults = faults_of(stack.processes, None, rng, frozenset(stack.state.services))
+    faults = faults_of(stack.processes, Surroundings(), rng, frozenset(stack.state.services))
     assert {"generator killed", "agent killed", "proxy killed", "three at once killed"} <= {
         f.name for f in faults
     }

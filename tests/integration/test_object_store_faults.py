@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from minio import Minio
 
+from load_tests.servers.faulty_s3 import Fault, FaultyS3, Plan, Request
 from load_tests.servers.s3 import S3Server
 from services.kv_store.blobs.protocol import Blobs, Last
 from services.kv_store.documents.documents import Documents
@@ -24,7 +25,6 @@ from services.kv_store.s3.bucket import ObjectBlobs
 from shared.errors import ConfigError, FailedPrecondition, KvquiltError, NotFound, StorageFull, Unavailable
 from shared.kv_types import Manifest, ManifestChunk
 from tests.dict_blobs import fill_by_sink
-from tests.faulty_s3 import Fault, FaultyS3, Plan, Request
 from tests.kv_chunks import chunk_id_of
 from tests.minio_server import impatient, new_bucket, settings_for
 

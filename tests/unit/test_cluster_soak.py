@@ -12,13 +12,14 @@ import pytest
 
 from load_tests.benchmark import Violation
 from load_tests.cluster_soak.__main__ import printed_table
+from load_tests.cluster_soak.fault import ASKS, WRITES
 from load_tests.cluster_soak.ledger import FaultLedger
 from load_tests.cluster_soak.soak import _flat
-from load_tests.cluster_soak.workers import ASKS, WRITES, Asker, Writer, work
+from load_tests.cluster_soak.workers import Asker, Writer, work
 from load_tests.servers.stack_processes import ProcessUse, grown
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, Inquiry
 from shared.documents import DeletedDocuments, SourceDocument, Stage, UpsertProgress
-from shared.errors import DeadlineExceeded, InternalError, KvquiltError, NotFound, Unavailable
+from shared.errors import DeadlineExceeded, InternalError, KvquiltError, NotFound, StorageFull, Unavailable
 from shared.generation.told import FinishReason, TokenEvent
 from shared.request import RequestContext
 
@@ -78,6 +79,16 @@ class TestLedger:
         ledger.strike("agent killed")
         with pytest.raises(Violation, match=error.code):
             ledger.failure(ASKS, error)
+
+    def test_a_fault_may_say_what_else_its_callers_are_told_and_who(self) -> None:
+        ledger = FaultLedger({ASKS: 1, WRITES: 1})
+        ledger.strike("disk full", frozenset({(WRITES, StorageFull.code)}))
+        ledger.failure(WRITES, StorageFull("make room"))
+        with pytest.raises(Violation, match="asks: STORAGE_FULL"):
+            ledger.failure(ASKS, StorageFull("make room"))
+        ledger.strike("agent killed")
+        with pytest.raises(Violation, match="writes: STORAGE_FULL"):
+            ledger.failure(WRITES, StorageFull("make room"))
 
     def test_nothing_may_fail_before_a_fault(self) -> None:
         with pytest.raises(Violation, match="before any fault"):

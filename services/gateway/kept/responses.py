@@ -47,15 +47,16 @@ class KeptResponse:
 
 @dataclass(slots=True)
 class _Counted:
-    """``num_bytes`` of a tenant's as they were at ``at_s``, and what was kept here since."""
+    """``num_bytes`` of a tenant's as they were at ``at_s``, and what was kept here since. ``at_s`` counts
+    without a calendar: the time of the day may be set."""
 
     num_bytes: int
     at_s: float
 
 
 class Responses:
-    """``entrance``: where memory for reading them is counted; ``clock``: seconds since 1970. Ids follow the
-    time, so the oldest come first."""
+    """``entrance``: where memory for reading them is counted; ``clock``: seconds since 1970; ``passed``:
+    seconds that nobody sets. Ids follow the time, so the oldest come first."""
 
     def __init__(
         self,
@@ -63,8 +64,10 @@ class Responses:
         config: ResponsesConfig,
         entrance: Entrance,
         clock: Callable[[], float] = time.time,
+        passed: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._items, self._config, self._entrance, self._clock = items, config, entrance, clock
+        self._items, self._config, self._entrance = items, config, entrance
+        self._clock, self._passed = clock, passed
         self._counted: dict[str, _Counted] = {}  # by tenant
 
     def keeps(self, asked: bool | None) -> bool:
@@ -129,9 +132,9 @@ class Responses:
         if num_bytes > most:
             raise InvalidRequest(f"it has {num_bytes} bytes, and gateway.responses.most_bytes is {most}")
         counted = self._counted.get(ctx.tenant)
-        known = counted is not None and self._clock() - counted.at_s < _COUNTED_ANEW_S
+        known = counted is not None and self._passed() - counted.at_s < _COUNTED_ANEW_S
         if counted is None or not known or counted.num_bytes + num_bytes > most:
-            self._counted[ctx.tenant] = _Counted(await self._trim(ctx, num_bytes), self._clock())
+            self._counted[ctx.tenant] = _Counted(await self._trim(ctx, num_bytes), self._passed())
 
     async def _trim(self, ctx: RequestContext, num_bytes: int) -> int:
         """Removes what is over and, if ``num_bytes`` more lack room, the oldest; returns the bytes left."""

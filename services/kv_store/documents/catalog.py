@@ -7,19 +7,15 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
-from hashlib import blake2b
 
 from services.kv_store.documents.manifest_json import decode_stored
+from services.kv_store.documents.manifest_names import REMOVED, Key, name_of
 from shared.errors import NewerFormat
 from shared.generation.described import MadeFor
 from shared.kv_format import SealKeys
 from shared.kv_types import AlikeDocuments, Manifest
 from shared.principals.principal import Principal
 from shared.readers import EVERYBODY, Readers, may_read, reads_everything
-from shared.request import check_name
-
-Key = tuple[str, str, str]
-"""Tenant, collection, document id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +63,6 @@ class Removal:
     chunk_ids: tuple[str, ...]
 
 
-def name_of(key: Key) -> str:
-    """
-    Raises:
-        InvalidRequest: tenant or collection is no name.
-    """
-    tenant, collection, document_id = key
-    check_name("tenant", tenant)
-    check_name("collection", collection)
-    return f"manifests/{tenant}/{collection}/{blake2b(document_id.encode(), digest_size=20).hexdigest()}.json"
-
-
 class Catalog:
     """Not thread-safe. ``keys``: of the seals of manifests that are believed."""
 
@@ -106,17 +91,15 @@ class Catalog:
         if data is None:
             return
         try:
-            document = document_of(*decode_stored(data, self._keys))
-            if not name.startswith("removed/") and name != name_of(document.key):
-                raise ValueError("it is another document's")
+            document = document_of(*decode_stored(data, self._keys, name))
         except NewerFormat:
             self.newer.add(name)
             return
         except ValueError:
-            if not name.startswith("removed/"):
+            if not name.startswith(REMOVED):
                 self.damaged.add(name)
             raise
-        if name.startswith("removed/"):
+        if name.startswith(REMOVED):
             self.pending[name] = Removal(name, document.chunk_ids)
         else:
             self.documents[name] = document

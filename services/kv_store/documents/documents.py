@@ -25,11 +25,12 @@ from pathlib import Path
 from services.kv_store.blobs.disk import Disk, storing
 from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.blobs.reserve import Reserve
-from services.kv_store.documents.catalog import Catalog, Document, Removal, name_of
+from services.kv_store.documents.catalog import Catalog, Document, Removal
 from services.kv_store.documents.manifest_copies import ManifestCopies
 from services.kv_store.documents.manifest_files import ManifestFiles
 from services.kv_store.documents.manifest_json import decode, decode_stored, encode, is_damaged
 from services.kv_store.documents.manifest_mirror import ManifestMirror
+from services.kv_store.documents.manifest_names import name_of
 from services.kv_store.documents.manifest_scrub import damage_detail, foreign_detail, look_at_both
 from services.kv_store.documents.sealed_json import key_id_of
 from shared.errors import (
@@ -316,8 +317,8 @@ class Documents:
             if change:
                 with self._change(name):
                     data = self._files.read(name)
-                    if data is not None and not is_damaged(data, keys):
-                        manifest, stored_by = decode_stored(data, keys)
+                    if data is not None and not is_damaged(name, data, keys):
+                        manifest, stored_by = decode_stored(data, keys, name)
                         self._manifests.put(name, encode(manifest, keys, stored_by))
                 num_sealed += 1
             else:
@@ -399,7 +400,7 @@ class Documents:
 
     def _reload(self, name: str) -> None:
         data = self._files.read(name)
-        if data is not None and not is_damaged(data, self._keys):
+        if data is not None and not is_damaged(name, data, self._keys):
             self._files.drop_aside(name)
         with self._reading:
             _load(self._catalog, name, data)
@@ -410,7 +411,7 @@ class Documents:
         """Notes the damage. What a document refers to stays known while this process lives; that it is
         damaged is told."""
         data = self._files.read(name)
-        if data is None or is_damaged(data, self._keys):
+        if data is None or is_damaged(name, data, self._keys):
             with self._reading:
                 self._catalog.damaged.add(name)
         elif name in self._catalog.damaged:
@@ -419,7 +420,7 @@ class Documents:
     def _read(self, name: str) -> Manifest | None:
         """None: not there, or damaged."""
         try:
-            return None if (data := self._files.read(name)) is None else decode(data, self._keys)
+            return None if (data := self._files.read(name)) is None else decode(data, self._keys, name)
         except ValueError as error:
             log.error("manifest %s is damaged: %s", name, error)
             return None

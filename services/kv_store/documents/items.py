@@ -13,8 +13,9 @@ import hashlib
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 
 from services.kv_store.blobs.protocol import Blobs, BlobStat, list_all
@@ -46,6 +47,7 @@ class Items:
         self._blobs, self._keys, self._clock = blobs, keys, clock
         self._lock = threading.Lock()
         self._known: dict[str, tuple[BlobStat, Item]] = {}  # by the blob's name
+        self._being_put: Counter[str] = Counter()
 
     def put(self, who: Principal, item: Item, content: bytes, expected: Expected) -> Item:
         """As it is stored. One that is there keeps its content, its age and whose it is.
@@ -63,9 +65,10 @@ class Items:
         if old is not None and expected is Expected.NEW:
             raise Conflict(f"id: {item.id!r} is there already")
         stored = self._stored(who, item, content) if old is None else _following(old, item)
-        if old is None and content:
-            self._blobs.put(name + _CONTENT, content)
-        self._blobs.put(name + _TOLD, seal({"version": _VERSION, "item": asdict(stored)}, self._keys))
+        with self._putting(name):
+            if old is None and content:
+                self._blobs.put(name + _CONTENT, content)
+            self._blobs.put(name + _TOLD, seal({"version": _VERSION, "item": asdict(stored)}, self._keys))
         return stored
 
     def get(self, who: Principal, kind: str, item_id: str) -> Item:
@@ -161,7 +164,10 @@ class Items:
         return damaged
 
     def tidy(self, older_than_s: float) -> int:
-        """Removes content that belongs to no item, of puts that broke off so long ago; returns how many."""
+        """Removes content that belongs to no item, of puts that broke off so long ago; returns how many. What
+        is being put here now is none of these, whatever a clock that jumps says of its age."""
+        with self._lock:
+            being_put = set(self._being_put)
         blobs = {blob.name: blob for blob in list_all(self._blobs, _ROOT)}
         orphans = [
             blob
@@ -169,6 +175,7 @@ class Items:
             if name.endswith(_CONTENT)
             and name.removesuffix(_CONTENT) + _TOLD not in blobs
             and blob.modified_s < self._clock() - older_than_s
+            and name.removesuffix(_CONTENT) not in being_put
         ]
         for blob in orphans:
             self._blobs.delete(blob.name)
@@ -184,6 +191,16 @@ class Items:
         for name in reversed(names):
             others.delete(name)
         return len(names)
+
+    @contextmanager
+    def _putting(self, name: str) -> Iterator[None]:
+        with self._lock:
+            self._being_put[name] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._being_put -= Counter([name])
 
     def _all(self) -> Iterator[BlobStat]:
         """What there is to say of every tenant's."""

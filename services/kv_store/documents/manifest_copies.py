@@ -53,7 +53,7 @@ class ManifestCopies:
     def heal(self, name: str) -> bool:
         """Restores one whose file is damaged or lost; whether there was a good copy."""
         data = self.second(name)
-        if data is None or is_damaged(data, self._files.keys):
+        if data is None or is_damaged(name, data, self._files.keys):
             return False
         log.warning("manifest %s was damaged; it is restored from its second copy", name)
         self._files.put(name, data)
@@ -71,5 +71,5 @@ class ManifestCopies:
         data = self._files.read(name)
         if data is None:
             self._files.remove(_COPIES + name)
-        elif not is_damaged(data, self._files.keys):
+        elif not is_damaged(name, data, self._files.keys):
             self.put_second(name, data)

@@ -19,8 +19,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from services.kv_store.documents.manifest_names import REMOVED, name_of
 from services.kv_store.documents.sealed_json import seal, unseal
-from shared.errors import NewerFormat
+from shared.errors import InvalidRequest, NewerFormat
 from shared.kv_format import SealKeys
 from shared.kv_types import Manifest, ManifestChunk
 from shared.readers import SectionReaders
@@ -61,18 +62,18 @@ def _fields(manifest: Manifest) -> tuple[int, dict[str, Any]]:
     return version, fields
 
 
-def decode(data: bytes, keys: SealKeys | None = None) -> Manifest:
+def decode(data: bytes, keys: SealKeys | None = None, name: str = "") -> Manifest:
     """Raises like ``decode_stored``."""
-    return decode_stored(data, keys)[0]
+    return decode_stored(data, keys, name)[0]
 
 
-def decode_stored(data: bytes, keys: SealKeys | None = None) -> tuple[Manifest, str]:
+def decode_stored(data: bytes, keys: SealKeys | None = None, name: str = "") -> tuple[Manifest, str]:
     """With the principal who stored it; empty: not known. ``keys``: one of them must have sealed it; None:
-    whoever did is believed.
+    whoever did is believed. ``name``: of the file that it was read as; empty: whose it is is not looked at.
 
     Raises:
-        ValueError: the bytes are not those that were written. NewerFormat: a later version of this program
-        wrote them, or they are sealed with a key that is not here.
+        ValueError: the bytes are not those that were written under this name. NewerFormat: a later version of
+        this program wrote them, or they are sealed with a key that is not here.
     """
     outer = unseal(data, unsealed_key="manifest", keys=keys)
     if int(outer.get("version", 1)) > VERSION:
@@ -82,15 +83,31 @@ def decode_stored(data: bytes, keys: SealKeys | None = None) -> tuple[Manifest, 
         chunks = tuple(ManifestChunk(**_with_tuples(c)) for c in fields["chunks"])
         sections = tuple(SectionReaders(**_with_tuples(one)) for one in fields.get("sections", ()))
         manifest = Manifest(**_with_tuples({**fields, "chunks": chunks, "sections": sections}))
-        return manifest, str(outer.get("stored_by", ""))
     except (KeyError, TypeError) as error:
         raise ValueError(f"another version of this program wrote it: {error}") from None
+    if name and not name.startswith(REMOVED):
+        check_whose(manifest, name)
+    return manifest, str(outer.get("stored_by", ""))
 
 
-def is_damaged(data: bytes, keys: SealKeys | None = None) -> bool:
-    """One that a later version wrote is not, for all that we can tell. ``keys``: see ``decode``."""
+def check_whose(manifest: Manifest, name: str) -> None:
+    """
+    Raises:
+        ValueError: it is not the document that this file is called after: whole, and in the wrong place.
+    """
     try:
-        decode(data, keys)
+        own_name = name_of((manifest.tenant, manifest.collection, manifest.document_id))
+    except InvalidRequest as error:
+        raise ValueError(error.detail) from None
+    if name != own_name:
+        raise ValueError("it is another document's")
+
+
+def is_damaged(name: str, data: bytes, keys: SealKeys | None = None) -> bool:
+    """Whether ``data`` is not what was stored as ``name``. One that a later version wrote is not, for all
+    that we can tell. ``keys``: see ``decode_stored``."""
+    try:
+        decode(data, keys, name)
     except ValueError:
         return True
     except NewerFormat:

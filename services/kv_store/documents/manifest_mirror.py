@@ -22,13 +22,14 @@ from hashlib import md5
 from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.documents.manifest_files import ManifestFiles, manifests_in
 from services.kv_store.documents.manifest_json import decode, is_damaged
-from shared.errors import FailedPrecondition, NewerFormat, NotFound
+from shared.errors import FailedPrecondition, NewerFormat, NotFound, Unavailable
 
 log = logging.getLogger(__name__)
 
 MARKER = "kvquilt.json"
 _LAYOUT_VERSION = 1
 _MOST_AT_ONCE = 16
+_TRIES = 3
 
 
 class ManifestMirror:
@@ -58,8 +59,8 @@ class ManifestMirror:
 
     def heal(self, name: str) -> bool:
         """Fetches one whose file is damaged or lost; whether there was a good one."""
-        data = self._fetch(name)
-        if data is None or is_damaged(data, self._files.keys):
+        data = self._fetch_whole(name)
+        if data is None or is_damaged(name, data, self._files.keys):
             return False
         self._files.put(name, data)
         return True
@@ -92,12 +93,12 @@ class ManifestMirror:
     def _take_over(self, name: str) -> None:
         """The bucket's is what counts, unless it is damaged and ours is not. (A server whose versions are not
         the MD5 of the bytes makes us look at all of them.)"""
-        theirs, ours = self._fetch(name), self._files.read(name)
+        theirs, ours = self._fetch_whole(name), self._files.read(name)
         if theirs is None or theirs == ours:
             return
-        if not is_damaged(theirs, self._files.keys):
+        if not is_damaged(name, theirs, self._files.keys):
             self._files.put(name, theirs)
-        elif ours is not None and not is_damaged(ours, self._files.keys):
+        elif ours is not None and not is_damaged(name, ours, self._files.keys):
             log.warning("the object of manifest %s is damaged; it is restored from this node's", name)
             self._objects.put(name, ours)
         else:
@@ -106,7 +107,7 @@ class ManifestMirror:
 
     def _merge(self, name: str) -> None:
         """Both were truths, so the document that was made later counts."""
-        theirs, ours = self._fetch(name), self._files.read(name)
+        theirs, ours = self._fetch_whole(name), self._files.read(name)
         if theirs is not None and ours is not None and _created_s(ours) > _created_s(theirs):
             self._objects.put(name, ours)
         else:
@@ -116,6 +117,14 @@ class ManifestMirror:
         if (data := self._files.read(name)) is not None:
             self._objects.put(name, data)
 
+    def _fetch_whole(self, name: str) -> bytes | None:
+        """Read again where it comes damaged: it may be well where it is kept. Damaged: whenever it came."""
+        for _ in range(_TRIES):
+            data = self._fetch(name)
+            if data is None or not is_damaged(name, data, self._files.keys):
+                break
+        return data
+
     def _fetch(self, name: str) -> bytes | None:
         try:
             return b"".join(self._objects.read(name))
@@ -124,6 +133,8 @@ class ManifestMirror:
 
     def _marker(self) -> bytes | None:
         marker = self._fetch(MARKER)
+        if marker != self._files.bucket() and marker != self._fetch(MARKER):
+            raise Unavailable("the object store says now this and now that of the same object; retry")
         if marker is not None:
             try:
                 version = int(json.loads(marker)["version"])

@@ -27,8 +27,8 @@ def look_at_both(
 ) -> Iterator[DamagedRecord]:
     """The damage to the copies of one manifest. Raises like both."""
     own, second = files.read(name), seconds.second(name)
-    own_bad = own is None or is_damaged(own, files.keys)
-    second_bad = second is not None and is_damaged(second, files.keys)
+    own_bad = own is None or is_damaged(name, own, files.keys)
+    second_bad = second is not None and is_damaged(name, second, files.keys)
     if own_bad:
         held = own if own is not None else files.read_aside(name) if files.is_aside(name) else b""
         reason = "its manifest fails its checksum" if held else "its manifest is gone"

@@ -216,6 +216,23 @@ async def test_the_oldest_make_room_for_those_that_come(world: World) -> None:
     assert await found(responses, ids) == [False, False, True, True]
 
 
+async def test_what_another_replica_kept_is_counted_after_a_minute_though_the_clock_is_set_back(
+    world: World,
+) -> None:
+    day, minute = [time.time()], [0.0]
+    config = ResponsesConfig(most_bytes=10_000)
+    one = Responses(world.store, config, Entrance(), lambda: day[0], lambda: minute[0])
+    other = Responses(world.store, config, Entrance(), lambda: day[0] + 1)
+    assert await one.keep(CTX, kept(one, 2900))
+    for _ in range(2):
+        assert await other.keep(CTX, kept(other, 2900))
+    day[0] -= 3600
+    minute[0] += 61
+    assert await one.keep(CTX, kept(one, 2900))
+    page = await world.store.item_page(CTX, KIND)
+    assert sum(item.size_bytes for item in page.items) <= 10_000
+
+
 async def test_one_whose_time_is_over_is_none_and_goes_with_the_next_that_is_kept(world: World) -> None:
     past = Responses(world.store, ResponsesConfig(kept_s=50.0), Entrance())
     response = kept(past, 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -178,3 +179,16 @@ def test_what_arrived_before_it_was_opened_is_to_be_asked_for_again(arrival: Arr
 def test_one_arrival_has_one_writer(arrival: Arrival) -> None:
     with pytest.raises(FileExistsError):
         ProgressWriter(arrival.progress_path, LAYERS)
+
+
+def test_a_progress_that_has_no_room_leaves_nothing_open_and_no_file(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    num_open = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            ProgressWriter(tmp_path / "progress", 4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == num_open

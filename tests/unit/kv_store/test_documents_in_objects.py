@@ -14,6 +14,7 @@ from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.documents.documents import Documents
 from services.kv_store.documents.manifest_json import decode, encode
 from services.kv_store.documents.manifest_mirror import MARKER
+from services.kv_store.documents.manifest_names import name_of
 from shared.errors import (
     CorruptData,
     FailedPrecondition,
@@ -25,7 +26,7 @@ from shared.errors import (
 )
 from shared.kv_types import Manifest, ManifestChunk
 from tests.dict_blobs import DictBlobs
-from tests.faulty_blobs import DyingBlobs, FailingBlobs, FlakyBlobs, HookedBlobs
+from tests.faulty_blobs import DyingBlobs, FailingBlobs, FlakyBlobs, HookedBlobs, LyingBlobs
 from tests.kv_chunks import chunk_id_of
 from tests.unit.kv_store.disks import Crash, DyingDisk, FullDisk, QuickDisk
 
@@ -126,6 +127,77 @@ def test_a_mirror_that_is_out_of_date_follows_the_bucket_and_fetches_only_what_d
     )
     assert (again.references(A), again.references(B), again.references(C)) == (18, 1, 1)
     again.check_invariants()
+
+
+def swap(objects: DictBlobs, one: str, other: str) -> None:
+    """What is stored as either of two documents is the other one's from now on."""
+    a, b = name_in(objects, one), name_in(objects, other)
+    objects.data[a], objects.data[b] = objects.data[b], objects.data[a]
+
+
+def test_a_whole_manifest_in_the_place_of_another_is_not_taken_for_it(
+    objects: DictBlobs, tmp_path: Path
+) -> None:
+    documents = documents_on(tmp_path, objects)
+    documents.put(document("1", A))
+    documents.put(document("2", B))
+    swap(objects, "1", "2")
+
+    again = documents_on(tmp_path, objects)
+    again.sync()
+    assert again.get("acme", "books", "1") == document("1", A)
+    assert again.num_damaged == 0
+    assert decode(objects.data[name_of(("acme", "books", "1"))]).document_id == "1", "it is restored there"
+    again.check_invariants()
+
+    swap(objects, "1", "2")
+    assert sorted(record.name for record in again.verify()) == ["acme/books/1", "acme/books/2"]
+    with pytest.raises(NotFound):
+        documents_on(tmp_path / "new home", objects).get("acme", "books", "1")
+
+
+def test_an_object_store_that_lies_for_a_moment_loses_no_document(objects: DictBlobs, tmp_path: Path) -> None:
+    old = documents_on(tmp_path / "old", objects)
+    for n in range(8):
+        old.put(document(str(n), A))
+    others = {name: objects.data[name_in(objects, str(7 - int(m)))] for m, name in named(objects).items()}
+    lied: set[str] = set()
+
+    def once(name: str, data: bytes) -> bytes:
+        if name in lied or name not in others:
+            return data
+        lied.add(name)
+        return others[name]
+
+    new = documents_on(tmp_path / "new", LyingBlobs(objects, once))
+    assert ids_in(new) == ids_in(old)
+    assert lied == set(others)
+    assert new.num_damaged == 0
+    new.check_invariants()
+
+
+def test_a_marker_that_is_read_differently_twice_is_no_other_bucket(
+    objects: DictBlobs, tmp_path: Path
+) -> None:
+    documents = documents_on(tmp_path, objects)
+    documents.put(document("1", A))
+    elsewhere = documents_on(tmp_path / "elsewhere", objects)
+    elsewhere.finish(elsewhere.remove("acme", "books", "1"))
+    lies = iter([True])
+
+    def once(name: str, data: bytes) -> bytes:
+        return data.replace(b'"id": "', b'"id": "f') if name == MARKER and next(lies, False) else data
+
+    again = documents_on(tmp_path, LyingBlobs(objects, once))
+    with pytest.raises(Unavailable, match="now this and now that"):
+        again.sync()
+    again.sync()
+    assert ids_in(again) == [], "what was removed elsewhere does not come back"
+
+
+def named(objects: DictBlobs) -> dict[str, str]:
+    """Names of manifests, by document."""
+    return {decode(d).document_id: name for name, d in objects.data.items() if name.startswith("manifests/")}
 
 
 def test_documents_from_before_there_was_an_object_store_are_uploaded(

@@ -21,7 +21,7 @@ from shared.limits import RequestLimits
 from shared.principals.principal import Principal, Role
 from shared.request import RequestContext
 from tests.dict_blobs import DictBlobs
-from tests.faulty_blobs import FailingBlobs
+from tests.faulty_blobs import FailingBlobs, HookedBlobs
 from tests.kv_chunks import chunk_bytes, chunk_id_of
 from tests.kv_stores import KnownNodes, agent_on, in_pieces
 from tests.unit.kv_store.disks import Crash, DyingDisk, FullDisk, QuickDisk
@@ -72,6 +72,19 @@ def test_content_that_was_just_put_is_not_tidied_away(tmp_path: Path) -> None:
     put(items)
     assert items.tidy(3600) == 0
     assert Items(blobs, clock=lambda: 2e10).tidy(3600) == 1
+    assert items.content(WHO, "file", "file-1")[1] == b"text"
+
+
+def test_what_is_being_put_is_not_tidied_away_though_the_clock_jumps(tmp_path: Path) -> None:
+    tidied: list[int] = []
+
+    def hook(method: str, name: str) -> None:
+        if method == "put" and name.endswith(".json"):  # its content is there by now
+            tidied.append(items.tidy(3600))
+
+    items = Items(HookedBlobs(blobs_in(tmp_path), hook), clock=lambda: 2e10)
+    put(items)
+    assert tidied == [0]
     assert items.content(WHO, "file", "file-1")[1] == b"text"
 
 

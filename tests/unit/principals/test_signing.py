@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shared.errors import Unauthenticated
 from shared.principals.principal import Principal, Role
-from shared.principals.signing import SKEW_S, Signer
+from shared.principals.signing import SKEW_S, SignedTooLongAgo, Signer
 
 SECRET, OTHER = b"a" * 32, b"b" * 32
 ANNA = Principal("anna", "acme", frozenset({Role.READER}), frozenset({"staff", "legal"}))
@@ -46,15 +46,17 @@ def test_a_signature_of_another_installation_means_nothing() -> None:
         Signer([OTHER]).verify(Signer([SECRET]).sign(ANNA, 10.0))
 
 
-def test_a_signature_ends_with_its_time() -> None:
+def test_a_signature_ends_with_its_time_and_whoever_asked_may_ask_again() -> None:
     clock = Clock()
     signer = Signer([SECRET], clock)
     token = signer.sign(ANNA, 10.0)
     clock.now_s += 10.0 + SKEW_S
     assert signer.verify(token) == ANNA
     clock.now_s += 0.1
-    with pytest.raises(Unauthenticated, match="too long ago"):
+    with pytest.raises(SignedTooLongAgo, match="too long ago") as raised:
         signer.verify(token)
+    assert raised.value.retryable
+    assert signer.verify(signer.sign(ANNA, 10.0)) == ANNA
 
 
 def test_a_secret_is_replaced_while_signatures_are_on_their_way() -> None:

@@ -8,11 +8,13 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
+
+_OF_THE_CONNECTION = ("transfer-encoding", "content-length", "connection")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +28,20 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """``headers``: those that say something of ``body``, but for its length, which is told as it is (of
+    HEAD: as the server told it)."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """
     delay_s: before the request is passed on.
+    altered: what is answered in place of the server's answer, in good order as far as HTTP is concerned.
     status, code: answered instead of passing it on (S3's error of that code).
     keep_bytes: of the answer's body; then the connection ends.
     reset: the connection is reset instead of passing the request on; with ``keep_bytes``, after these.
@@ -36,6 +49,7 @@ class Fault:
     """
 
     delay_s: float = 0.0
+    altered: Callable[[Answer], Answer] | None = None
     status: int = 0
     code: str = ""
     keep_bytes: int | None = None
@@ -44,6 +58,11 @@ class Fault:
 
 
 Plan = Callable[[Request], Fault | None]
+
+
+def of_the_body(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Returns the headers that ``Answer`` has."""
+    return tuple((name, value) for name, value in headers if name.lower() not in _OF_THE_CONNECTION)
 
 
 class FaultyS3:
@@ -121,21 +140,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _pass_on(self, body: bytes, fault: Fault) -> None:
         self._upstream.request(self.command, self.path, body, dict(self.headers.items()))
-        answer = self._upstream.getresponse()
-        content = answer.read()
+        response = self._upstream.getresponse()
+        answer = Answer(response.status, of_the_body(response.getheaders()), response.read())
         if fault.lost_answer:
             self._reset()
             return
-        self.send_response_only(answer.status, answer.reason)
-        for name, value in answer.getheaders():
-            if name.lower() not in ("transfer-encoding", "content-length", "connection"):
-                self.send_header(name, value)
-        length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(content))
+        if fault.altered is not None:
+            answer = fault.altered(answer)
+        self.send_response_only(answer.status)
+        for name, value in answer.headers:
+            self.send_header(name, value)
+        length = response.getheader("Content-Length") if self.command == "HEAD" else str(len(answer.body))
         if length is not None and answer.status != 204:
             self.send_header("Content-Length", length)
         self.end_headers()
-        self.wfile.write(content[: fault.keep_bytes])
-        if fault.keep_bytes is not None and fault.keep_bytes < len(content):
+        self.wfile.write(answer.body[: fault.keep_bytes])
+        if fault.keep_bytes is not None and fault.keep_bytes < len(answer.body):
             self._reset() if fault.reset else self._end()
 
     def _refuse(self, fault: Fault) -> None:
