@@ -24,7 +24,7 @@ from shared.kv_format import SealKeys
 from shared.kv_items import Expected, Item, ItemPage, check_item_name, check_kind
 from shared.kv_reports import DamagedRecord
 from shared.principals.principal import Principal
-from shared.readers import may_read
+from shared.readers import NOBODY, may_read
 from shared.request import check_name
 
 log = logging.getLogger(__name__)
@@ -113,31 +113,30 @@ class Items:
             self._known.pop(name + _TOLD, None)
 
     def num_bytes(self, tenant: str, stored_by: str | None = None) -> int:
-        """Of the tenant's items; ``stored_by`` not None: of those of this principal."""
-        total = 0
-        for blob in list_all(self._blobs, f"{_ROOT}{check_name('tenant', tenant)}/"):
-            if blob.name.endswith(_TOLD):
-                with suppress(NotFound, CorruptData, NewerFormat):
-                    item = self._read(blob)
-                    if stored_by in (None, item.stored_by):
-                        total += blob.size_bytes + item.size_bytes
-        return total
+        """Of the tenant's items, those that cannot be read included; ``stored_by`` not None: of those that
+        say that they are this principal's."""
+        return sum(
+            num_bytes
+            for _, item, num_bytes in self._sized(f"{_ROOT}{check_name('tenant', tenant)}/")
+            if stored_by is None or (item is not None and item.stored_by == stored_by)
+        )
 
     def usage(self, who: Principal) -> dict[str, tuple[int, int]]:
-        """By tenant, how many items ``who`` may read, and their bytes as ``num_bytes`` counts them. While the
-        blobs cannot be reached: of the items last seen."""
+        """By tenant, how many items ``who`` may read, and their bytes as ``num_bytes`` counts them; whoever
+        reads everything is told of damaged ones, too. While the blobs cannot be reached: of the items last
+        seen."""
         try:
-            items = list(self._all_read())
+            items = list(self._sized(_ROOT))
         except KvquiltError as error:
             log.warning("what front doors keep is told as it was last seen: %s", error.detail)
             with self._lock:
-                items = list(self._known.values())
+                known = list(self._known.values())
+            items = [(_tenant(blob), item, blob.size_bytes + item.size_bytes) for blob, item in known]
         found: dict[str, tuple[int, int]] = {}
-        for blob, item in items:
-            if may_read(who, item.readers):
-                tenant = blob.name.split("/")[1]
+        for tenant, item, size_bytes in items:
+            if may_read(who, NOBODY if item is None else item.readers):
                 num, num_bytes = found.get(tenant, (0, 0))
-                found[tenant] = num + 1, num_bytes + blob.size_bytes + item.size_bytes
+                found[tenant] = num + 1, num_bytes + size_bytes
         return found
 
     def verify(self) -> list[DamagedRecord]:
@@ -224,11 +223,22 @@ class Items:
             return self._read(found)
         return None
 
-    def _all_read(self) -> Iterator[tuple[BlobStat, Item]]:
-        """Of every tenant those that can be read."""
-        for blob in self._all():
-            with suppress(NotFound, CorruptData, NewerFormat):
-                yield blob, self._read(blob)
+    def _sized(self, prefix: str) -> Iterator[tuple[str, Item | None, int]]:
+        """Items whose blobs' names begin so: the tenant, what is told of it, the bytes of both blobs. None:
+        that cannot be read; it takes the room that it takes, so its content counts as it lies there."""
+        blobs = list(list_all(self._blobs, prefix))
+        contents = {blob.name: blob.size_bytes for blob in blobs if blob.name.endswith(_CONTENT)}
+        for blob in blobs:
+            if blob.name.endswith(_TOLD):
+                item: Item | None = None
+                try:
+                    item = self._read(blob)
+                    content_bytes = item.size_bytes
+                except (CorruptData, NewerFormat):
+                    content_bytes = contents.get(blob.name.removesuffix(_TOLD) + _CONTENT, 0)
+                except NotFound:  # removed meanwhile
+                    continue
+                yield _tenant(blob), item, blob.size_bytes + content_bytes
 
     def _read(self, blob: BlobStat) -> Item:
         """Reads an item, once where it does not change."""
@@ -268,6 +278,10 @@ def _name(tenant: str, kind: str, item_id: str) -> str:
     """
     check_item_name(kind, item_id)
     return f"{_ROOT}{check_name('tenant', tenant)}/{kind}/{item_id}"
+
+
+def _tenant(blob: BlobStat) -> str:
+    return blob.name.split("/")[1]
 
 
 def _absent(item: Item) -> NotFound:
