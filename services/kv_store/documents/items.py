@@ -24,7 +24,7 @@ from shared.kv_format import SealKeys
 from shared.kv_items import Expected, Item, ItemPage, check_item_name, check_kind
 from shared.kv_reports import DamagedRecord
 from shared.principals.principal import Principal
-from shared.readers import NOBODY, may_read
+from shared.readers import NOBODY, may_read, reads_everything
 from shared.request import check_name
 
 log = logging.getLogger(__name__)
@@ -52,17 +52,21 @@ class Items:
 
         Raises:
             Conflict: there is one, and it was to be new. NotFound: there is none, or none that ``who`` may
-            read, and it was to be there.
+            read, and it was to be there. CorruptData: it is to be restored, with another content than it had.
         """
+        new = expected in (Expected.NEW, Expected.RESTORED)
         name = _name(who.tenant, item.kind, item.id)
         old = self._find(name)
         if old is not None and not may_read(who, old.readers):
-            raise Conflict(f"id: {item.id!r} is taken") if expected is Expected.NEW else _absent(item)
+            raise Conflict(f"id: {item.id!r} is taken") if new else _absent(item)
         if old is None and expected is Expected.THERE:
             raise _absent(item)
-        if old is not None and expected is Expected.NEW:
+        if old is not None and new:
             raise Conflict(f"id: {item.id!r} is there already")
-        stored = self._stored(who, item, content) if old is None else _following(old, item)
+        if expected is Expected.RESTORED:
+            stored = _restored(who, item, content)
+        else:
+            stored = self._stored(who, item, content) if old is None else _following(old, item)
         if old is None and content:
             self._blobs.put(name + _CONTENT, content)
         self._blobs.put(name + _TOLD, seal({"version": _VERSION, "item": asdict(stored)}, self._keys))
@@ -86,18 +90,25 @@ class Items:
     def page(
         self, who: Principal, kind: str, prefix: str, start_after: str, limit: int, descending: bool
     ) -> ItemPage:
-        """Those that ``who`` may read, by id. Damaged ones are in the log."""
-        check_kind(kind)
+        """Those that ``who`` may read, by id; ``kind`` empty: of all kinds, by kind and id."""
+        if kind:
+            check_kind(kind)
         limit = min(limit or DEFAULT_PAGE, LARGEST_PAGE)
         found: list[Item] = []
+        unreadable: list[str] = []
         num_bytes = 0
-        for item_id in self._ids_after(who.tenant, kind, prefix, start_after, descending):
+        for name in self._names_after(who.tenant, kind, prefix, start_after, descending):
             if len(found) == limit or num_bytes >= PAGE_BYTES:
-                return ItemPage(tuple(found), truncated=True)
-            with suppress(NotFound, CorruptData, NewerFormat):
-                found.append(self.get(who, kind, item_id))
+                return ItemPage(tuple(found), True, tuple(unreadable))
+            one_kind, _, item_id = name.partition("/")
+            try:
+                found.append(self.get(who, one_kind, item_id))
                 num_bytes += sum(len(text.encode()) for pair in found[-1].fields.items() for text in pair)
-        return ItemPage(tuple(found), truncated=False)
+            except NotFound:  # not for the caller, or removed meanwhile
+                continue
+            except (CorruptData, NewerFormat):
+                unreadable += [name] if reads_everything(who) else []
+        return ItemPage(tuple(found), False, tuple(unreadable))
 
     def remove(self, who: Principal, kind: str, item_id: str) -> None:
         """
@@ -201,16 +212,20 @@ class Items:
         whose = {"created_s": self._clock(), "stored_by": who.name}
         return replace(item, size_bytes=len(content), digest=digest, **whose)  # type: ignore[arg-type]
 
-    def _ids_after(
+    def _names_after(
         self, tenant: str, kind: str, prefix: str, start_after: str, descending: bool
     ) -> Sequence[str]:
-        folder = f"{_ROOT}{check_name('tenant', tenant)}/{kind}/"
-        ids = sorted(self._ids(folder, prefix), reverse=descending)
+        """KIND/ID of those whose id (``kind`` empty: whose name) begins with ``prefix`` and is behind
+        ``start_after``."""
+        of_tenant = f"{_ROOT}{check_name('tenant', tenant)}/"
+        of_kind = f"{kind}/" if kind else ""
+        names = sorted(self._names(of_tenant, of_kind + prefix), reverse=descending)
         if not start_after:
-            return ids
-        return [one for one in ids if (one < start_after if descending else one > start_after)]
+            return names
+        last = of_kind + start_after
+        return [name for name in names if (name < last if descending else name > last)]
 
-    def _ids(self, folder: str, prefix: str) -> Iterator[str]:
+    def _names(self, folder: str, prefix: str) -> Iterator[str]:
         for blob in list_all(self._blobs, folder + prefix):
             if blob.name.endswith(_TOLD):
                 yield blob.name.removeprefix(folder).removesuffix(_TOLD)
@@ -268,6 +283,16 @@ def _following(old: Item, new: Item) -> Item:
     return replace(
         new, size_bytes=old.size_bytes, digest=old.digest, created_s=old.created_s, stored_by=old.stored_by
     )
+
+
+def _restored(who: Principal, item: Item, content: bytes) -> Item:
+    """``stored_by`` empty: whoever had it is nobody here; it is ``who``'s."""
+    if (len(content), hashlib.sha256(content).hexdigest() if content else "") != (
+        item.size_bytes,
+        item.digest,
+    ):
+        raise CorruptData(f"{item.kind} {item.id!r}: its content is not the one that it was kept with")
+    return replace(item, stored_by=item.stored_by or who.name)
 
 
 def _name(tenant: str, kind: str, item_id: str) -> str:

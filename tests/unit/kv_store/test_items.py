@@ -250,6 +250,17 @@ def test_usage_is_told_as_last_seen_while_the_blobs_cannot_be_reached() -> None:
     assert Items(blobs).usage(WHO) == {}
 
 
+def test_lists_name_what_cannot_be_read_to_who_reads_everything(tmp_path: Path) -> None:
+    blobs = blobs_in(tmp_path)
+    put(Items(blobs))
+    put(Items(blobs), replace(NOTE, id="file-2"))
+    blobs.put("kept/acme/file/file-1.json", b"damaged")
+    page = Items(blobs).page(WHO, "", "", "", 0, False)
+    assert ([item.id for item in page.items], page.unreadable) == (["file-2"], ("file/file-1",))
+    page = Items(blobs).page(member("law").principal, "file", "", "", 0, False)
+    assert ([item.id for item in page.items], page.unreadable) == (["file-2"], ())
+
+
 @pytest.mark.parametrize("later_version", [False, True])
 def test_what_cannot_be_read_still_counts_for_its_tenant(tmp_path: Path, later_version: bool) -> None:
     blobs = blobs_in(tmp_path)
