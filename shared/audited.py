@@ -66,6 +66,8 @@ ACTIONS: Mapping[str, Action] = {
     ),
     "PutItem": Action("keep", lambda request: {"kind": request.item.kind, "id": request.item.id}),
     "DeleteItem": Action("delete kept", _fields("kind", "id")),
+    "GetItem": Action("export kept", _fields("kind", "id")),
+    "ListItems": Action("list kept", _fields("kind", "prefix")),
     "Rebuild": Action("rebuild index", _fields("collection")),
     "Refresh": Action("refresh", _fields("collection", "encoding")),
     "AdoptIndex": Action("adopt index", _fields("collection")),

@@ -29,19 +29,34 @@ class Item:
     created_s: float = 0.0
     stored_by: str = ""
 
+    @property
+    def name(self) -> str:
+        """Of all that a tenant has."""
+        return f"{self.kind}/{self.id}"
+
+    def cursor(self, kind: str) -> str:
+        """Where a list of ``kind`` (empty: of all kinds) goes on behind it."""
+        return self.id if kind else self.name
+
 
 class Expected(enum.Enum):
-    """Whether there is an item already. THERE: its content stays."""
+    """Whether there is an item already. THERE: its content stays. RESTORED: as NEW, and what was the store's
+    to say stays as the item says it: it was kept before, and maybe elsewhere."""
 
     EITHER = "either"
     NEW = "new"
     THERE = "there"
+    RESTORED = "restored"
 
 
 @dataclass(frozen=True, slots=True)
 class ItemPage:
+    """``unreadable``: names of those among them that are damaged, or of a later version; for callers who read
+    everything."""
+
     items: tuple[Item, ...]
     truncated: bool
+    unreadable: tuple[str, ...] = ()
 
 
 def check_item_name(kind: str, item_id: str) -> None:

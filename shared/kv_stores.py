@@ -78,7 +78,8 @@ class ItemStore(Protocol):
         """As it is stored: durable.
 
         ``Conflict``: there is one, and it was to be new. ``NotFound``: it was to be there. ``StorageFull``:
-        the caller, or its tenant, would have more than it may."""
+        the caller (of a restored one: whose it is), or its tenant, would have more than it may.
+        ``CorruptData``: it was to be restored, and has another content than its digest says."""
         ...
 
     async def get_item(
@@ -96,7 +97,7 @@ class ItemStore(Protocol):
         limit: int = 0,
         descending: bool = False,
     ) -> ItemPage:
-        """By id. ``prefix``: of ids."""
+        """By id; ``kind`` empty: of all kinds, by name. ``prefix``, ``start_after``: of ids, or names."""
         ...
 
     async def delete_item(self, ctx: RequestContext, kind: str, item_id: str) -> None:

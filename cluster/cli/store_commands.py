@@ -19,6 +19,7 @@ from cluster.cli.output import output_option
 from cluster.cli.session import EXISTING_FILE, FILE, LONG_DEADLINE_MS, Session, resumable
 
 if TYPE_CHECKING:
+    from cluster.archive.transfer import Transferred
     from shared.clients.kv_store import KvStoreClient
     from shared.kv_reports import StoreStats
     from shared.kv_types import AlikeDocuments
@@ -35,7 +36,7 @@ def store() -> None:
     kvquilt store migrate --encoding int8     bring KV into another encoding, documents to the model that is served
     kvquilt store gc                          remove what no document needs
     kvquilt store pin -c handbook             keep a collection in the nodes' tiers
-    kvquilt store export -c handbook FILE     a collection as one file; `import` brings it back
+    kvquilt store export -c handbook FILE     a collection, or everything, as one file; `import` brings it back
     """  # noqa: E501
 
 
@@ -253,31 +254,42 @@ def pins(session: Session) -> None:
     session.out.print(pins_table(found) if found else "nothing is pinned")
 
 
+_items_option = click.option(
+    "--items/--no-items",
+    "with_items",
+    default=True,
+    help="Also uploaded files, vector stores and responses, which takes a key that reads everything "
+    "(group *). Default: yes.",
+)
+
+
 @store.command("export")
 @click.argument("file", type=FILE)
-@click.option("--collection", "-c", required=True)
+@click.option("--collection", "-c", default="", help="Only this collection. Default: all of the tenant's.")
+@_items_option
 @output_option()
 @click.pass_obj
 @resumable
-async def export_(session: Session, file: Path, collection: str) -> int:
-    """Write a collection, its documents and their KV, to one FILE.
+async def export_(session: Session, file: Path, collection: str, with_items: bool) -> int:
+    """Write a collection, or all that the tenant has, to one FILE: documents and their KV, and what is kept
+    beside them over HTTP.
 
-    The file is a tar archive; every chunk is in it once, and is verified on the way. It appears under its
-    name when it is whole; an export that was interrupted goes on when the same command is given again.
+    Of a collection that is the vector store that it is, files on their way into it, and the files that its
+    documents are made of; of a tenant everything, responses included. The file is a tar archive; every chunk
+    is in it once, and everything is verified on the way. It appears under its name when it is whole; an
+    export that was interrupted goes on when the same command is given again.
 
     \b
     kvquilt store export -c handbook handbook.kvquilt
+    kvquilt --tenant acme store export acme.kvquilt
     """
     from cluster.archive.transfer import export_collection
     from shared.clients.doors import store_client
 
     async with session.connect(store_client) as client:
         ctx = session.context(LONG_DEADLINE_MS)
-        written = await export_collection(session.err, client, ctx, collection, file)
-    session.tell(
-        asdict(written) | {"file": file},
-        f"{written.num_documents} documents and {written.num_chunks} chunks in {file}",
-    )
+        written = await export_collection(session.err, client, ctx, collection, file, with_items)
+    session.tell(asdict(written) | {"file": file}, f"{_counted(written)} in {file}")
     return 0
 
 
@@ -286,37 +298,54 @@ async def export_(session: Session, file: Path, collection: str) -> int:
 @click.option(
     "--collection", "-c", default="", help="Under another name. Default: the one it was exported from."
 )
+@_items_option
+@click.option(
+    "--replace-items",
+    is_flag=True,
+    help="Replace files, vector stores and responses of the same name that are others. Default: an error.",
+)
 @output_option()
 @click.pass_obj
 @resumable
-async def import_(session: Session, file: Path, collection: str) -> int:
-    """Bring an exported collection into this store, for the tenant that was chosen, and index it.
+async def import_(
+    session: Session, file: Path, collection: str, with_items: bool, replace_items: bool
+) -> int:
+    """Bring an exported collection, or all that a tenant had, into this store, for the tenant that was
+    chosen, and index it.
 
     Documents of the same id are replaced. The model that is served must be the one that computed the KV.
-    Everything is verified; chunks that are stored already are not sent again, so an interrupted import goes
-    on when the same command is given again.
+    Files, vector stores and responses are as old as they were, and count as stored by whose they were; for
+    another tenant than the export's they become yours. Everything is verified; what is stored already is not
+    sent again, so an interrupted import goes on when the same command is given again.
 
     \b
     kvquilt store import handbook.kvquilt
     kvquilt --tenant acme store import handbook.kvquilt -c manual
     """
     from cluster.archive.transfer import import_collection
-    from cluster.cli.ingest_command import follow_all
+    from cluster.cli.ingest_command import Summary, follow_all
     from shared.clients.doors import generation_client, ingest_client, store_client
 
     ctx = session.context(LONG_DEADLINE_MS)
     async with session.connect(store_client) as client, session.connect(generation_client) as generation:
         model = await generation.describe(session.context())
-        written = await import_collection(session.err, client, ctx, model, file, collection)
-    async with session.connect(ingest_client) as ingest:
-        summary = await follow_all(session.err, ingest.rebuild(ctx, written.collection))
-    session.tell(
-        asdict(written) | {"failed": summary.failed},
-        f"{written.num_documents} documents and {written.num_chunks} chunks in collection "
-        f"{written.collection}",
-    )
+        moving = (session.err, client, ctx, model, file, collection)
+        written = await import_collection(*moving, with_items, replace_items)
+    summary = Summary()
+    if written.num_documents:
+        async with session.connect(ingest_client) as ingest:
+            summary = await follow_all(session.err, ingest.rebuild(ctx, written.collection))
+    where = f"collection {written.collection}" if written.collection else f"tenant {ctx.tenant}"
+    session.tell(asdict(written) | {"failed": summary.failed}, f"{_counted(written)} in {where}")
     summary.print_failed(session.out)
     return 1 if summary.failed else 0
+
+
+def _counted(moved: Transferred) -> str:
+    documents, chunks = f"{moved.num_documents} documents", f"{moved.num_chunks} chunks"
+    if not moved.num_items:
+        return f"{documents} and {chunks}"
+    return f"{documents}, {chunks} and {moved.num_items} files, vector stores or responses"
 
 
 def _change_pins(session: Session, collection: str, document_ids: tuple[str, ...], unpin: bool) -> None:

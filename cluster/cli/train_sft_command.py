@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -88,15 +89,16 @@ def sft(session: Session, /, **options: Any) -> None:
 
 
 def _kinds(options: dict[str, Any]) -> list[Any]:
-    from cluster.training.mix import MixPart, parse_mix
-    from cluster.training.sft import invented_kind, read_kinds
+    from cluster.training.labelled import read_labelled
+    from cluster.training.mix import MixPart, parse_mix, read_kinds
+    from cluster.training.sft import invented_kind
 
     data, invented, mix = options["data"], options["invented"], options["mix"]
     refuse_collection(options)
     if sum((data is not None, invented is not None, bool(mix))) != 1:
         raise ConfigError("--data: name a file, or say --mix or --invented N, one of the three")
     if mix:
-        return read_kinds(parse_mix(mix))
+        return read_kinds(parse_mix(mix), partial(read_labelled, option="--mix"))
     if data is not None:
-        return read_kinds([MixPart("qa", 1.0, (data,))], "--data")
+        return read_kinds([MixPart("qa", 1.0, (data,))], partial(read_labelled, option="--data"))
     return [invented_kind(options["seed"], invented)]

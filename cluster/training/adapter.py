@@ -48,7 +48,7 @@ class AdapterTask:
         Raises:
             ConfigError, InvalidRequest, ModelUnsupported: the model, a setting or an example cannot be used.
         """
-        given = distil(self.served, examples, self.settings, self.out, on_progress, workers)
+        given = distil(self.served, [examples], self.settings, self.out, on_progress, workers)
         return _loop(self, given, say, workers)
 
 

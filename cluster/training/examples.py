@@ -60,18 +60,19 @@ class Example:
     questions: tuple[str, ...]
 
 
-def read_examples(path: Path) -> list[Example]:
-    """
+def read_examples(path: Path, option: str = "--data") -> list[Example]:
+    """``option``: what names the file.
+
     Raises:
         InvalidRequest: a line has another form (names file, line and field), or there is none.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other ends of lines
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"--data: {path} cannot be read as text: {error}") from error
+        raise InvalidRequest(f"{option}: {path} cannot be read as text: {error}") from error
     examples = [_example(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not examples:
-        raise InvalidRequest(f"--data: {path} has no lines; each must be {_FORM}")
+        raise InvalidRequest(f"{option}: {path} has no lines; each must be {_FORM}")
     return examples
 
 

@@ -1,11 +1,12 @@
-"""Reads what a model is fine-tuned on, and in which shares: kinds of examples, each out of files."""
+"""Reads what is trained on, and in which shares: kinds of examples, each out of files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
 
 from shared.config import read_yaml
 from shared.errors import ConfigError
@@ -13,6 +14,8 @@ from shared.errors import ConfigError
 PAPER_SHARES = {"qa": 50.0, "dialogue": 25.0, "reasoning": 10.0, "code": 10.0, "others": 5.0}
 """TurboRAG's (arXiv 2410.07590, table 5): document question answering, general dialogue, reasoning, code,
 others."""
+NO_SHARES: Mapping[str, float] = MappingProxyType({})
+ExampleT = TypeVar("ExampleT")
 _FORM = "KIND=SHARE:FILE[,FILE…]"
 
 
@@ -25,8 +28,33 @@ class MixPart:
     files: tuple[Path, ...]
 
 
-def parse_mix(parts: Sequence[str]) -> list[MixPart]:
-    """Each ``KIND=SHARE:FILE[,FILE…]``; the paper's kinds need no share. One file of YAML or JSON may say
+@dataclass(frozen=True, slots=True)
+class ExampleKind(Generic[ExampleT]):
+    """``source``: what the examples are out of, for readers."""
+
+    name: str
+    share: float
+    source: str
+    examples: Sequence[ExampleT]
+
+
+def read_kinds(
+    parts: Iterable[MixPart], read: Callable[[Path], Iterable[ExampleT]]
+) -> list[ExampleKind[ExampleT]]:
+    """``read``: the examples of a file. Raises what it raises."""
+    return [
+        ExampleKind(
+            part.kind,
+            part.share,
+            ", ".join(path.name for path in part.files),
+            [example for path in part.files for example in read(path)],
+        )
+        for part in parts
+    ]
+
+
+def parse_mix(parts: Sequence[str], usual: Mapping[str, float] = PAPER_SHARES) -> list[MixPart]:
+    """Each ``KIND=SHARE:FILE[,FILE…]``; ``usual``: kinds that need no share. One file of YAML or JSON may say
     all::
 
         qa: {share: 50, files: [handbook.jsonl]}
@@ -36,9 +64,9 @@ def parse_mix(parts: Sequence[str]) -> list[MixPart]:
         ConfigError: a part is of another form, or a kind comes twice.
     """
     if len(parts) == 1 and "=" not in parts[0]:
-        found = _of_file(Path(parts[0]))
+        found = _of_file(Path(parts[0]), usual)
     else:
-        found = [_of_option(part) for part in parts]
+        found = [_of_option(part, usual) for part in parts]
     kinds = [part.kind for part in found]
     for kind in kinds:
         if kinds.count(kind) > 1:
@@ -46,17 +74,18 @@ def parse_mix(parts: Sequence[str]) -> list[MixPart]:
     return found
 
 
-def _of_option(text: str) -> MixPart:
+def _of_option(text: str, usual: Mapping[str, float]) -> MixPart:
     kind, given, rest = text.partition("=")
     share, colon, files = rest.partition(":")
-    if not colon and kind.strip() in PAPER_SHARES:  # files alone
+    if not colon and kind.strip() in usual:  # files alone
         share, files = "", rest
     if not given or not kind.strip() or not files.strip():
         raise ConfigError(f"--mix: expected {_FORM}, got {text!r}")
-    return _part(f"--mix: {kind.strip()}", kind.strip(), share.strip() or None, files.split(","), Path())
+    where = f"--mix: {kind.strip()}"
+    return _part(where, kind.strip(), share.strip() or None, files.split(","), Path(), usual)
 
 
-def _of_file(path: Path) -> list[MixPart]:
+def _of_file(path: Path, usual: Mapping[str, float]) -> list[MixPart]:
     try:
         values = read_yaml(path.read_text(encoding="utf-8"), f"--mix: {path}")
     except (OSError, UnicodeDecodeError) as error:
@@ -76,18 +105,20 @@ def _of_file(path: Path) -> list[MixPart]:
                 value.get("share"),
                 files if isinstance(files, list) else [files],
                 path.parent,  # files lie beside the mix
+                usual,
             )
         )
     return found
 
 
-def _part(where: str, kind: str, share: Any, files: Sequence[Any], folder: Path) -> MixPart:
+def _part(
+    where: str, kind: str, share: Any, files: Sequence[Any], folder: Path, usual: Mapping[str, float]
+) -> MixPart:
     if share is None:
-        if kind not in PAPER_SHARES:
-            raise ConfigError(
-                f"{where}: share: is missing; only {', '.join(PAPER_SHARES)} have one of their own"
-            )
-        share = PAPER_SHARES[kind]
+        if kind not in usual:
+            own = f"; only {', '.join(usual)} have one of their own" if usual else f"; say {_FORM}"
+            raise ConfigError(f"{where}: share: is missing{own}")
+        share = usual[kind]
     try:
         number = float(share)
     except (TypeError, ValueError):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.training.examples import Example
+from cluster.training.mix import ExampleKind
 from cluster.training.run import Say
 from cluster.training.task import TrainedModel, distil
 from services.training.distillation.lessons import DistilledLesson
 from services.training.distillation.teacher import Progress
 from services.training.loop import TrainingLoop
+from services.training.mixture import LessonKind, Mixture
 from services.training.packets.settings import PacketSettings
 from services.training.packets.trainee import PacketPupil, PacketTrainee
 from services.training.workers import Workers
@@ -27,12 +29,13 @@ class PacketTask:
 
     def loop(
         self,
-        examples: Iterable[Example],
+        examples: Iterable[Example] | Iterable[ExampleKind[Example]],
         on_progress: Progress,
         say: Say,
         workers: Workers | None = None,
     ) -> TrainingLoop[DistilledLesson]:
-        """Has the teacher say what it knows, and goes on from a checkpoint, if there is one.
+        """Has the teacher say what it knows, and goes on from a checkpoint, if there is one. Of kinds of
+        examples every update has their shares.
 
         Raises:
             ConfigError, InvalidRequest, ModelUnsupported: the model, a setting or an example cannot be used.
@@ -41,10 +44,31 @@ class PacketTask:
             raise ConfigError(
                 "--kv-context: packets are trained for isolated chunks; leave it out, or give none"
             )
-        given = distil(self.served, examples, self.settings, self.out, on_progress, workers, keeps_kv=False)
+        every = list(examples)
+        kinds = [one for one in every if isinstance(one, ExampleKind)]
+        plain = [one for one in every if isinstance(one, Example)]
+        groups = [kind.examples for kind in kinds] or [plain]
+        given = distil(self.served, groups, self.settings, self.out, on_progress, workers, keeps_kv=False)
+        mixture = self._mixture(kinds, given.groups) if kinds else None
+        told = () if mixture is None else mixture.told()
+        for line in told:
+            say(line)
         begin_ids = given.prompts.encode(self.settings.begin_with)
-        pupil = PacketPupil(given.model, given.prompts.prefix_ids, begin_ids, self.served.base)
+        pupil = PacketPupil(given.model, given.prompts.prefix_ids, begin_ids, self.served.base, told)
         trainee = PacketTrainee(pupil, self.settings)
-        loop = TrainingLoop(trainee, given.lessons, self.settings, self.out, say, workers)
+        loop = TrainingLoop(trainee, mixture or given.lessons, self.settings, self.out, say, workers)
         loop.resume()
         return loop
+
+    def _mixture(
+        self, kinds: Sequence[ExampleKind[Example]], groups: Sequence[Sequence[DistilledLesson]]
+    ) -> Mixture[DistilledLesson]:
+        """
+        Raises:
+            ConfigError: a kind has no two contexts.
+        """
+        found = [
+            LessonKind(kind.name, kind.share, lessons, kind.source)
+            for kind, lessons in zip(kinds, groups, strict=True)
+        ]
+        return Mixture(found, self.settings)

@@ -2,51 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.training.labelled import Labelled, LabelledChat, invented_labelled, read_labelled
-from cluster.training.mix import MixPart
+from cluster.training.labelled import Labelled, LabelledChat, invented_labelled
+from cluster.training.mix import ExampleKind
 from cluster.training.run import Progress, Say
 from cluster.training.samples import SampleMaker
 from cluster.training.task import TrainedModel
 from services.training.loop import TrainingLoop
-from services.training.sft.mixture import Mixture, SampleKind
+from services.training.mixture import LessonKind, Mixture
 from services.training.sft.samples import SftSample
 from services.training.sft.settings import SftSettings
 from services.training.sft.trainee import SftModel, SftTrainee
 from services.training.workers import Workers
 
-
-@dataclass(frozen=True, slots=True)
-class LabelledKind:
-    """``source``: what the examples are out of, for readers."""
-
-    name: str
-    share: float
-    source: str
-    examples: Sequence[Labelled | LabelledChat]
-
-
-def read_kinds(parts: Iterable[MixPart], option: str = "--mix") -> list[LabelledKind]:
-    """
-    Raises:
-        InvalidRequest: a file cannot be read, or a line has another form; names file, line and field.
-    """
-    return [
-        LabelledKind(
-            part.kind,
-            part.share,
-            ", ".join(path.name for path in part.files),
-            [example for path in part.files for example in read_labelled(path, option)],
-        )
-        for part in parts
-    ]
+LabelledKind = ExampleKind[Labelled | LabelledChat]
 
 
 def invented_kind(seed: int, count: int) -> LabelledKind:
-    return LabelledKind("qa", 1.0, f"{count} invented contexts", invented_labelled(seed, count))
+    return ExampleKind("qa", 1.0, f"{count} invented contexts", invented_labelled(seed, count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +57,7 @@ class SftTask:
         found = []
         for done, kind in enumerate(kinds):
             on_progress(done, len(kinds))
-            found.append(SampleKind(kind.name, kind.share, list(maker.samples(kind.examples)), kind.source))
+            found.append(LessonKind(kind.name, kind.share, list(maker.samples(kind.examples)), kind.source))
         mixture = Mixture(found, settings)
         for line in mixture.told():
             say(line)

@@ -3,8 +3,9 @@ what the teacher of a pupil says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -82,31 +83,37 @@ class TrainedModel:
 
 @dataclass(frozen=True, slots=True)
 class Distillation:
-    """Settings that every pupil is trained with; ``kept``: where what was computed once lies."""
+    """Settings that every pupil is trained with. ``groups``: lessons of each group of examples; ``kept``:
+    where what was computed once lies."""
 
     model: LoadedModel
     prompts: PromptTokenizer
-    lessons: list[DistilledLesson]
+    groups: list[list[DistilledLesson]]
     kept: Kept
+
+    @property
+    def lessons(self) -> list[DistilledLesson]:
+        return [lesson for group in self.groups for lesson in group]
 
 
 def distil(
     served: TrainedModel,
-    examples: Iterable[Example],
+    groups: Sequence[Iterable[Example]],
     settings: DistillationSettings,
     out: Path,
     on_progress: Progress,
     workers: Workers | None = None,
     keeps_kv: bool = True,
 ) -> Distillation:
-    """Has the teacher say what it knows. ``keeps_kv``: see ``Teacher``.
+    """Has the teacher say what it knows of all groups. ``keeps_kv``: see ``Teacher``.
 
     Raises:
         ConfigError, InvalidRequest, ModelUnsupported: the model, a setting or an example cannot be used.
     """
     prompts = served.prompts()
-    contexts = served.contexts(examples, prompts, settings.seed)
+    contexts = [served.contexts(examples, prompts, settings.seed) for examples in groups]
     model = served.load(prompts)
     kept = Kept.at(out / KEPT, model.fingerprint, prompts.prefix_ids)
     teacher = Teacher(model, prompts.prefix_ids, settings, kept, prompts.decode, keeps_kv)
-    return Distillation(model, prompts, teacher.lessons(contexts, on_progress, workers), kept)
+    lessons = iter(teacher.lessons([one for group in contexts for one in group], on_progress, workers))
+    return Distillation(model, prompts, [list(islice(lessons, len(group))) for group in contexts], kept)

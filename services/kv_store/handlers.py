@@ -12,6 +12,7 @@ from shared.clients.health import ServiceHealth
 from shared.errors import InvalidRequest
 from shared.kv_stores import Store
 from shared.kv_types import Origin
+from shared.readers import check_reads_everything
 from shared.request import RequestContext
 from shared.rpc import HealthServicer, client_stream, context_of, server_stream, unary
 from shared.streams import mapped
@@ -110,23 +111,27 @@ class StoreHandlers(HealthServicer):
 
     @unary
     async def PutItem(self, request: pb.PutItemRequest, ctx: RequestContext) -> pb.Item:
-        expected = EXPECTATIONS.of(request.expected)
+        _check_items(ctx)
+        expected = EXPECTATIONS.of(request.expected, "expected")
         stored = await self._store.put_item(ctx, ITEM.of(request.item), request.content, expected)
         return ITEM.to_pb(stored)
 
     @unary
     async def GetItem(self, request: pb.GetItemRequest, ctx: RequestContext) -> pb.GetItemResponse:
+        _check_items(ctx)
         of = (request.kind, request.id, request.with_content)
         item, content = await self._store.get_item(ctx, *of)
         return pb.GetItemResponse(item=ITEM.to_pb(item), content=content)
 
     @unary
     async def ListItems(self, request: pb.ListItemsRequest, ctx: RequestContext) -> pb.ListItemsResponse:
+        _check_items(ctx)
         of = (request.kind, request.prefix, request.start_after, request.limit, request.descending)
         return ITEM_PAGE.to_pb(await self._store.item_page(ctx, *of))
 
     @unary
     async def DeleteItem(self, request: pb.DeleteItemRequest, ctx: RequestContext) -> pb.DeleteItemResponse:
+        _check_items(ctx)
         await self._store.delete_item(ctx, request.kind, request.id)
         return pb.DeleteItemResponse()
 
@@ -177,6 +182,16 @@ class StoreHandlers(HealthServicer):
 
     async def healthy(self, ctx: RequestContext) -> ServiceHealth:
         return await self._store.health(ctx)
+
+
+def _check_items(ctx: RequestContext) -> None:
+    """
+    Raises:
+        PermissionDenied: a caller from outside asks, who does not read everything. A front door gives what is
+        one principal's, such as his responses, to him alone; the store does not.
+    """
+    if ctx.outside:
+        check_reads_everything(ctx.principal, "reading or changing items, as an archive does,")
 
 
 async def _data_of(requests: AsyncIterator[pb.PutRequest]) -> AsyncIterator[bytes]:

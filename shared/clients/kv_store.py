@@ -181,7 +181,9 @@ class KvStoreClient(ServiceClient):
         Raises:
             Conflict: there is one, and it was to be new.
             NotFound: it was to be there.
-            StorageFull: the caller, or its tenant, would have more than it may.
+            StorageFull: the caller, or whose the restored one is, or their tenant, would have more than it
+                may.
+            CorruptData: it was to be restored, and has another content than its digest says.
         """
         request = pb.PutItemRequest(
             item=ITEM.to_pb(item), content=content, expected=EXPECTATIONS.to_pb(expected)
@@ -208,7 +210,7 @@ class KvStoreClient(ServiceClient):
         limit: int = 0,
         descending: bool = False,
     ) -> ItemPage:
-        """By id. ``prefix``: of ids."""
+        """By id; ``kind`` empty: of all kinds, by name. ``prefix``, ``start_after``: of ids, or names."""
         request = pb.ListItemsRequest(
             kind=kind, prefix=prefix, start_after=start_after, limit=limit, descending=descending
         )

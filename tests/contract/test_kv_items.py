@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import Conflict, InvalidRequest, NotFound
+from shared.errors import Conflict, CorruptData, InvalidRequest, NotFound
 from shared.kv_items import Expected, Item
 from shared.kv_stores import ItemStore
+from shared.principals.principal import Principal, Role
 from shared.request import RequestContext
 from tests.contract.test_kv_store import objects_of
 from tests.kv_stores import KnownNodes, agent_on, cluster, over_grpc
@@ -89,6 +90,36 @@ async def test_items_are_listed_by_id_page_by_page_in_both_directions(store: Ite
     assert (await store.item_page(CTX, "at", limit=5)).truncated
     assert not (await store.item_page(CTX, "at", limit=6)).truncated
     assert await ids(store, kind="other") == []
+
+
+async def test_items_of_all_kinds_are_listed_by_name(store: ItemStore) -> None:
+    for kind, item_id in (("b", "1"), ("a_b", "2"), ("a", "z/1"), ("a", "1")):
+        await store.put_item(CTX, Item(kind, item_id))
+    names = ["a/1", "a/z/1", "a_b/2", "b/1"]
+    assert [item.name for item in (await store.item_page(CTX, "")).items] == names
+    assert [item.name for item in (await store.item_page(CTX, "", descending=True)).items] == names[::-1]
+    page = await store.item_page(CTX, "", limit=2)
+    assert page.truncated
+    assert await ids(store, kind="", start_after=page.items[-1].cursor("")) == ["2", "1"]
+    assert await ids(store, kind="", prefix="a/") == ["1", "z/1"]
+    assert page.items[-1].cursor("a") == "z/1"
+
+
+async def test_what_is_restored_is_as_old_as_it_was_and_whose_it_was(store: ItemStore) -> None:
+    anna = RequestContext.create(principal=Principal("key/anna", "acme", frozenset({Role.INTERNAL})))
+    told = await store.put_item(anna, NOTE, WHOLE)
+    await store.delete_item(CTX, "file", "file-1")
+    old = replace(told, created_s=5.25)
+    assert await store.put_item(CTX, old, WHOLE, Expected.RESTORED) == old
+    assert await store.get_item(CTX, "file", "file-1", with_content=True) == (old, WHOLE)
+    with pytest.raises(Conflict, match="file-1"):
+        await store.put_item(CTX, old, WHOLE, Expected.RESTORED)
+    for content in (b"", WHOLE[1:]):
+        with pytest.raises(CorruptData, match="its content is not the one that it was kept with"):
+            await store.put_item(CTX, replace(old, id="file-2"), content, Expected.RESTORED)
+    nobodys = replace(NOTE, id="file-2", created_s=5.25)
+    stored = await store.put_item(CTX, nobodys, expected=Expected.RESTORED)
+    assert stored == replace(nobodys, stored_by="operator")
 
 
 async def test_a_page_ends_before_it_is_too_large_for_a_message(store: ItemStore) -> None:

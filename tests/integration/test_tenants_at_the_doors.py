@@ -15,13 +15,14 @@ import pytest
 from shared.answer import AnswerDone, AnswerUsage, HandedDocument, Inquiry, RetrievalOptions, Retrieved
 from shared.clients.channels import channel_to
 from shared.documents import SourceDocument, Stage
-from shared.errors import KvquiltError
+from shared.errors import KvquiltError, PermissionDenied
 from shared.feedback import Feedback, Rating
 from shared.generation.asked import SamplingParams
 from shared.generation.forest import Edit
 from shared.generation.orders import ForestOrder
 from shared.generation.pieces import Conditioned
 from shared.generation.told import DoneEvent, Usage
+from shared.kv_items import Expected, Item
 from shared.kv_types import Manifest, ManifestChunk, Origin
 from shared.principals.principal import Role
 from shared.search import SearchMode
@@ -64,6 +65,8 @@ class World:
         await self.acme.store.pin(self.acme.ctx, "secrets")
         await ingest(self.acme, "minutes", {"plan.md": f"{PLAN}\n\nThe board met."}, readers=("board",))
         self.board_chunks = await chunk_ids(self.acme, "minutes")
+        for name in ("secrets", "minutes"):
+            await self.acme.store.put_item(self.acme.ctx, Item("vector_store", name, {"name": SECRET}))
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +160,12 @@ BY_COLLECTION: dict[str, Call] = {
     "KvStore.ListManifests": lambda c, name: whole(c.store.list_manifests(c.ctx, name)),
     "KvStore.GetManifest": lambda c, name: c.store.get_manifest(c.ctx, name, "plan.md"),
     "KvStore.Pin": lambda c, name: c.store.pin(c.ctx, name, "plan.md"),
+    "KvStore.PutItem": lambda c, name: c.store.put_item(
+        c.ctx, Item("vector_store", name), expected=Expected.THERE
+    ),
+    "KvStore.GetItem": lambda c, name: c.store.get_item(c.ctx, "vector_store", name),
+    "KvStore.ListItems": lambda c, name: c.store.item_page(c.ctx, "vector_store", name),
+    "KvStore.DeleteItem": lambda c, name: c.store.delete_item(c.ctx, "vector_store", name),
     "KvStore.Pin undone": lambda c, name: c.store.pin(c.ctx, name, "", unpin=True),
 }
 BY_CHUNK: dict[str, Call] = {
@@ -223,6 +232,14 @@ def test_what_a_caller_may_not_read_of_his_own_tenant_is_told_like_what_is_not_t
     assert answers[0] == answers[1]
     assert SECRET not in answers[0]
     assert world.run(chunk_ids(world.acme, "minutes")) == world.board_chunks, "and nothing happened to it"
+
+
+@pytest.mark.parametrize("call", [call for call in BY_COLLECTION if call.endswith("Item")])
+def test_what_front_doors_keep_is_moved_by_who_reads_everything(world: World, call: str) -> None:
+    with pytest.raises(PermissionDenied, match=r"one with the group \*"):
+        world.run(BY_COLLECTION[call](world.colleague, "minutes"))
+    kept, _ = world.run(world.acme.store.get_item(world.acme.ctx, "vector_store", "minutes"))
+    assert kept.stored_by == "key/acme"
 
 
 @pytest.mark.parametrize("who", ["other", "partner"])

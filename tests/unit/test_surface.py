@@ -21,7 +21,6 @@ FOR_SERVICES = {
     *("Selection.Select", "Selection.Encode", "Selection.DescribeAuxiliary"),
     *("Retrieval.Restrict", "KvStore.Readable", "KvStore.CheckQuota"),
     *("KvStore.DeleteManifest", "KvStore.Prefetch", "Generation.SuspendVerdict"),
-    *("KvStore.PutItem", "KvStore.GetItem", "KvStore.ListItems", "KvStore.DeleteItem"),
 }
 
 

@@ -13,9 +13,11 @@ class ItemExpectation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ITEM_EXPECTATION_UNSPECIFIED: _ClassVar[ItemExpectation]
     ITEM_EXPECTATION_NEW: _ClassVar[ItemExpectation]
     ITEM_EXPECTATION_THERE: _ClassVar[ItemExpectation]
+    ITEM_EXPECTATION_RESTORED: _ClassVar[ItemExpectation]
 ITEM_EXPECTATION_UNSPECIFIED: ItemExpectation
 ITEM_EXPECTATION_NEW: ItemExpectation
 ITEM_EXPECTATION_THERE: ItemExpectation
+ITEM_EXPECTATION_RESTORED: ItemExpectation
 
 class ChunkStat(_message.Message):
     __slots__ = ("chunk_id", "exists", "size_bytes", "modified_s")
@@ -320,12 +322,14 @@ class ListItemsRequest(_message.Message):
     def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., kind: _Optional[str] = ..., prefix: _Optional[str] = ..., start_after: _Optional[str] = ..., limit: _Optional[int] = ..., descending: _Optional[bool] = ...) -> None: ...
 
 class ListItemsResponse(_message.Message):
-    __slots__ = ("items", "truncated")
+    __slots__ = ("items", "truncated", "unreadable")
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[Item]
     truncated: bool
-    def __init__(self, items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., truncated: _Optional[bool] = ...) -> None: ...
+    unreadable: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., truncated: _Optional[bool] = ..., unreadable: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DeleteItemRequest(_message.Message):
     __slots__ = ("meta", "kind", "id")

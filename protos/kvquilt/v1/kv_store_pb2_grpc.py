@@ -220,7 +220,7 @@ class KvStoreServicer:
 
     def PutItem(self, request, context):
         """Items: what a front door keeps for a tenant beside documents, such as files that were uploaded. Acknowledged means durable; bytes
-        count as stored by whoever kept them.
+        count as stored by whoever kept them. Callers from outside, who move archives, must read everything of their tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -25,7 +25,7 @@ from shared.kv_format import SealKeys
 from shared.kv_items import Expected, Item, ItemPage, check_item_name, check_kind
 from shared.kv_reports import DamagedRecord
 from shared.principals.principal import Principal
-from shared.readers import may_read
+from shared.readers import NOBODY, may_read, reads_everything
 from shared.request import check_name
 
 log = logging.getLogger(__name__)
@@ -54,17 +54,21 @@ class Items:
 
         Raises:
             Conflict: there is one, and it was to be new. NotFound: there is none, or none that ``who`` may
-            read, and it was to be there.
+            read, and it was to be there. CorruptData: it is to be restored, with another content than it had.
         """
+        new = expected in (Expected.NEW, Expected.RESTORED)
         name = _name(who.tenant, item.kind, item.id)
         old = self._find(name)
         if old is not None and not may_read(who, old.readers):
-            raise Conflict(f"id: {item.id!r} is taken") if expected is Expected.NEW else _absent(item)
+            raise Conflict(f"id: {item.id!r} is taken") if new else _absent(item)
         if old is None and expected is Expected.THERE:
             raise _absent(item)
-        if old is not None and expected is Expected.NEW:
+        if old is not None and new:
             raise Conflict(f"id: {item.id!r} is there already")
-        stored = self._stored(who, item, content) if old is None else _following(old, item)
+        if expected is Expected.RESTORED:
+            stored = _restored(who, item, content)
+        else:
+            stored = self._stored(who, item, content) if old is None else _following(old, item)
         with self._putting(name):
             if old is None and content:
                 self._blobs.put(name + _CONTENT, content)
@@ -89,18 +93,25 @@ class Items:
     def page(
         self, who: Principal, kind: str, prefix: str, start_after: str, limit: int, descending: bool
     ) -> ItemPage:
-        """Those that ``who`` may read, by id. Damaged ones are in the log."""
-        check_kind(kind)
+        """Those that ``who`` may read, by id; ``kind`` empty: of all kinds, by kind and id."""
+        if kind:
+            check_kind(kind)
         limit = min(limit or DEFAULT_PAGE, LARGEST_PAGE)
         found: list[Item] = []
+        unreadable: list[str] = []
         num_bytes = 0
-        for item_id in self._ids_after(who.tenant, kind, prefix, start_after, descending):
+        for name in self._names_after(who.tenant, kind, prefix, start_after, descending):
             if len(found) == limit or num_bytes >= PAGE_BYTES:
-                return ItemPage(tuple(found), truncated=True)
-            with suppress(NotFound, CorruptData, NewerFormat):
-                found.append(self.get(who, kind, item_id))
+                return ItemPage(tuple(found), True, tuple(unreadable))
+            one_kind, _, item_id = name.partition("/")
+            try:
+                found.append(self.get(who, one_kind, item_id))
                 num_bytes += sum(len(text.encode()) for pair in found[-1].fields.items() for text in pair)
-        return ItemPage(tuple(found), truncated=False)
+            except NotFound:  # not for the caller, or removed meanwhile
+                continue
+            except (CorruptData, NewerFormat):
+                unreadable += [name] if reads_everything(who) else []
+        return ItemPage(tuple(found), False, tuple(unreadable))
 
     def remove(self, who: Principal, kind: str, item_id: str) -> None:
         """
@@ -116,31 +127,30 @@ class Items:
             self._known.pop(name + _TOLD, None)
 
     def num_bytes(self, tenant: str, stored_by: str | None = None) -> int:
-        """Of the tenant's items; ``stored_by`` not None: of those of this principal."""
-        total = 0
-        for blob in list_all(self._blobs, f"{_ROOT}{check_name('tenant', tenant)}/"):
-            if blob.name.endswith(_TOLD):
-                with suppress(NotFound, CorruptData, NewerFormat):
-                    item = self._read(blob)
-                    if stored_by in (None, item.stored_by):
-                        total += blob.size_bytes + item.size_bytes
-        return total
+        """Of the tenant's items, those that cannot be read included; ``stored_by`` not None: of those that
+        say that they are this principal's."""
+        return sum(
+            num_bytes
+            for _, item, num_bytes in self._sized(f"{_ROOT}{check_name('tenant', tenant)}/")
+            if stored_by is None or (item is not None and item.stored_by == stored_by)
+        )
 
     def usage(self, who: Principal) -> dict[str, tuple[int, int]]:
-        """By tenant, how many items ``who`` may read, and their bytes as ``num_bytes`` counts them. While the
-        blobs cannot be reached: of the items last seen."""
+        """By tenant, how many items ``who`` may read, and their bytes as ``num_bytes`` counts them; whoever
+        reads everything is told of damaged ones, too. While the blobs cannot be reached: of the items last
+        seen."""
         try:
-            items = list(self._all_read())
+            items = list(self._sized(_ROOT))
         except KvquiltError as error:
             log.warning("what front doors keep is told as it was last seen: %s", error.detail)
             with self._lock:
-                items = list(self._known.values())
+                known = list(self._known.values())
+            items = [(_tenant(blob), item, blob.size_bytes + item.size_bytes) for blob, item in known]
         found: dict[str, tuple[int, int]] = {}
-        for blob, item in items:
-            if may_read(who, item.readers):
-                tenant = blob.name.split("/")[1]
+        for tenant, item, size_bytes in items:
+            if may_read(who, NOBODY if item is None else item.readers):
                 num, num_bytes = found.get(tenant, (0, 0))
-                found[tenant] = num + 1, num_bytes + blob.size_bytes + item.size_bytes
+                found[tenant] = num + 1, num_bytes + size_bytes
         return found
 
     def verify(self) -> list[DamagedRecord]:
@@ -219,16 +229,20 @@ class Items:
         whose = {"created_s": self._clock(), "stored_by": who.name}
         return replace(item, size_bytes=len(content), digest=digest, **whose)  # type: ignore[arg-type]
 
-    def _ids_after(
+    def _names_after(
         self, tenant: str, kind: str, prefix: str, start_after: str, descending: bool
     ) -> Sequence[str]:
-        folder = f"{_ROOT}{check_name('tenant', tenant)}/{kind}/"
-        ids = sorted(self._ids(folder, prefix), reverse=descending)
+        """KIND/ID of those whose id (``kind`` empty: whose name) begins with ``prefix`` and is behind
+        ``start_after``."""
+        of_tenant = f"{_ROOT}{check_name('tenant', tenant)}/"
+        of_kind = f"{kind}/" if kind else ""
+        names = sorted(self._names(of_tenant, of_kind + prefix), reverse=descending)
         if not start_after:
-            return ids
-        return [one for one in ids if (one < start_after if descending else one > start_after)]
+            return names
+        last = of_kind + start_after
+        return [name for name in names if (name < last if descending else name > last)]
 
-    def _ids(self, folder: str, prefix: str) -> Iterator[str]:
+    def _names(self, folder: str, prefix: str) -> Iterator[str]:
         for blob in list_all(self._blobs, folder + prefix):
             if blob.name.endswith(_TOLD):
                 yield blob.name.removeprefix(folder).removesuffix(_TOLD)
@@ -241,11 +255,22 @@ class Items:
             return self._read(found)
         return None
 
-    def _all_read(self) -> Iterator[tuple[BlobStat, Item]]:
-        """Of every tenant those that can be read."""
-        for blob in self._all():
-            with suppress(NotFound, CorruptData, NewerFormat):
-                yield blob, self._read(blob)
+    def _sized(self, prefix: str) -> Iterator[tuple[str, Item | None, int]]:
+        """Items whose blobs' names begin so: the tenant, what is told of it, the bytes of both blobs. None:
+        that cannot be read; it takes the room that it takes, so its content counts as it lies there."""
+        blobs = list(list_all(self._blobs, prefix))
+        contents = {blob.name: blob.size_bytes for blob in blobs if blob.name.endswith(_CONTENT)}
+        for blob in blobs:
+            if blob.name.endswith(_TOLD):
+                item: Item | None = None
+                try:
+                    item = self._read(blob)
+                    content_bytes = item.size_bytes
+                except (CorruptData, NewerFormat):
+                    content_bytes = contents.get(blob.name.removesuffix(_TOLD) + _CONTENT, 0)
+                except NotFound:  # removed meanwhile
+                    continue
+                yield _tenant(blob), item, blob.size_bytes + content_bytes
 
     def _read(self, blob: BlobStat) -> Item:
         """Reads an item, once where it does not change."""
@@ -277,6 +302,16 @@ def _following(old: Item, new: Item) -> Item:
     )
 
 
+def _restored(who: Principal, item: Item, content: bytes) -> Item:
+    """``stored_by`` empty: whoever had it is nobody here; it is ``who``'s."""
+    if (len(content), hashlib.sha256(content).hexdigest() if content else "") != (
+        item.size_bytes,
+        item.digest,
+    ):
+        raise CorruptData(f"{item.kind} {item.id!r}: its content is not the one that it was kept with")
+    return replace(item, stored_by=item.stored_by or who.name)
+
+
 def _name(tenant: str, kind: str, item_id: str) -> str:
     """Without the ending.
 
@@ -285,6 +320,10 @@ def _name(tenant: str, kind: str, item_id: str) -> str:
     """
     check_item_name(kind, item_id)
     return f"{_ROOT}{check_name('tenant', tenant)}/{kind}/{item_id}"
+
+
+def _tenant(blob: BlobStat) -> str:
+    return blob.name.split("/")[1]
 
 
 def _absent(item: Item) -> NotFound:

@@ -44,7 +44,8 @@ class HomeItems:
             raise InvalidRequest("content: of an item that is there it does not change; delete it first")
         async with self._locks.hold(ctx.tenant):  # so that what others put meanwhile counts
             size = len(content) + sum(len(text.encode()) for pair in item.fields.items() for text in pair)
-            await self._upkeep.check_item(ctx, size)
+            restored_of = item.stored_by if expected is Expected.RESTORED else ""
+            await self._upkeep.check_item(ctx, size, restored_of or ctx.principal.name)
             return await asyncio.to_thread(self._items.put, ctx.principal, item, content, expected)
 
     async def get_item(

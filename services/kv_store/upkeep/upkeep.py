@@ -238,13 +238,13 @@ class Upkeep:
         kept = await asyncio.to_thread(self._items.num_bytes, manifest.tenant, stored_by)
         return self._usage.bytes_of(before) + kept, self._usage.bytes_of(after) + to_come + kept
 
-    async def check_item(self, ctx: RequestContext, size_bytes: int) -> None:
-        """Whether the caller may keep an item of this size.
+    async def check_item(self, ctx: RequestContext, size_bytes: int, name: str) -> None:
+        """Whether an item of this size may be kept for the caller's tenant, as the principal ``name``'s.
 
         Raises:
-            StorageFull: its tenant, or itself, would have more than it may.
+            StorageFull: either would have more than it may.
         """
-        quotas, tenant, name = self._quotas, ctx.tenant, ctx.principal.name
+        quotas, tenant = self._quotas, ctx.tenant
         if quotas.tenants.of(tenant):
             before = await self._stored_bytes(ctx, None)
             quotas.tenants.check(tenant, before, before + size_bytes)

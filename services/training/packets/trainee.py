@@ -30,12 +30,14 @@ _VECTORS = "vectors"
 @dataclass(frozen=True, slots=True)
 class PacketPupil:
     """The model that packets are trained for, behind a prefix. ``begin_ids``: whose embeddings they begin as,
-    over and over; none: of any tokens. ``base``: the model's name, for readers."""
+    over and over; none: of any tokens. ``base``: the model's name; ``mixture``: lines that tell what they are
+    trained on in which shares; both for readers."""
 
     model: LoadedModel
     prefix_ids: Ids
     begin_ids: Ids = ()
     base: str = ""
+    mixture: tuple[str, ...] = ()
 
 
 class PacketTrainee:
@@ -65,9 +67,11 @@ class PacketTrainee:
         self._begun = True
 
     def made_of(self) -> dict[str, str]:
+        mixture = "; ".join(self._pupil.mixture)
         return {
             "model": self._pupil.model.base_fingerprint,
             "prompt": hashlib.sha256(repr(self._pupil.prefix_ids).encode()).hexdigest()[:16],
+            **({"mixture": mixture} if mixture else {}),
         }
 
     def loss(self, lessons: Sequence[DistilledLesson]) -> Tensor:
@@ -96,7 +100,7 @@ class PacketTrainee:
             settings.num_header,
             settings.num_trailer,
             base=pupil.base,
-            recipe=dict(recipe),
+            recipe={**recipe, **({"mixture": "; ".join(pupil.mixture)} if pupil.mixture else {})},
         )
         return Packets(state[_VECTORS].detach().cpu().float(), facts)
 

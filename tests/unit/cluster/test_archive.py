@@ -15,6 +15,7 @@ from rich.console import Console
 
 from cluster.archive.tar import Archive
 from cluster.archive.transfer import Transferred, export_collection, import_collection
+from services.kv_store.documents.items import Items
 from services.kv_store.documents.manifest_json import encode
 from services.kv_store.tiers.chunk_files import check_identity
 from shared.errors import (
@@ -30,12 +31,15 @@ from shared.generation.described import ModelDescription
 from shared.identity import chunk_identity, ids_hash, kv_owner
 from shared.kv_format import verify_chunk, write_chunk
 from shared.kv_format.renaming import rename_chunk
+from shared.kv_items import Expected, Item, ItemPage
 from shared.kv_types import ChunkStat, Manifest, ManifestChunk, Origin
 from shared.request import RequestContext
 from shared.sharing import SharingScopes
+from tests.dict_blobs import DictBlobs
 from tests.kv_chunks import header_of, kv_of
 
 QUIET = Console(file=io.StringIO())
+FIRST_VERSION = Path(__file__).parents[2] / "fixtures" / "706fea9" / "towns.kvquilt"
 PREFIX = (7, 8)
 MODEL = ModelDescription("m", "f" * 32, "", PREFIX, "", "", 1024, "bfloat16", 1, "cpu", ())
 
@@ -55,6 +59,8 @@ class Store:
         self.puts: list[str] = []
         self.fail_after = 10**9
         self.scopes = SharingScopes()
+        self.blobs = DictBlobs()
+        self.items = Items(self.blobs)
 
     def path(self, chunk_id: str) -> Path:
         return self.directory / f"{chunk_id}.arrow"
@@ -90,7 +96,7 @@ class Store:
         self, ctx: RequestContext, collection: str = ""
     ) -> AsyncGenerator[Manifest, None]:
         for (tenant, name, _), manifest in sorted(self.manifests.items()):
-            if (tenant, name) == (ctx.tenant, collection):
+            if tenant == ctx.tenant and collection in ("", name):
                 yield manifest
 
     async def get(
@@ -130,6 +136,34 @@ class Store:
         assert all(self.path(c.chunk_id).exists() for c in manifest.chunks)
         self.manifests[manifest.tenant, manifest.collection, manifest.document_id] = manifest
         return []
+
+    async def put_item(
+        self, ctx: RequestContext, item: Item, content: bytes = b"", expected: Expected = Expected.EITHER
+    ) -> Item:
+        self._count()
+        return self.items.put(ctx.principal, item, content, expected)
+
+    async def get_item(
+        self, ctx: RequestContext, kind: str, item_id: str, with_content: bool = False
+    ) -> tuple[Item, bytes]:
+        if not with_content:
+            return self.items.get(ctx.principal, kind, item_id), b""
+        self._count()
+        return self.items.content(ctx.principal, kind, item_id)
+
+    async def item_page(
+        self,
+        ctx: RequestContext,
+        kind: str,
+        prefix: str = "",
+        start_after: str = "",
+        limit: int = 0,
+        descending: bool = False,
+    ) -> ItemPage:
+        return self.items.page(ctx.principal, kind, prefix, start_after, 2, descending)
+
+    async def delete_item(self, ctx: RequestContext, kind: str, item_id: str) -> None:
+        self.items.remove(ctx.principal, kind, item_id)
 
     def _count(self) -> None:
         self.fail_after -= 1
@@ -364,8 +398,14 @@ async def test_a_file_that_is_no_export_is_refused(other: Store, file: Path) -> 
         await bring(other, file)
 
 
+def test_an_archive_of_the_first_version_is_whole_without_items() -> None:
+    with Archive(FIRST_VERSION) as archive:
+        archive.check_complete()
+        assert (archive.version, archive.head.num_items, archive.head.num_documents) == (1, 0, 3)
+
+
 def test_an_export_of_a_newer_version_is_refused_with_the_remedy(file: Path) -> None:
-    body = b'{"kind":"kvquilt collection","version":2,"whatever":1}'
+    body = b'{"kind":"kvquilt collection","version":3,"whatever":1}'
     data = f"{xxhash.xxh3_64_intdigest(body):016x}\n".encode() + body + b"\n"
     with tarfile.open(file, "w") as archive:
         info = tarfile.TarInfo("kvquilt.json")

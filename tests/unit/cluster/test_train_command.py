@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -17,7 +18,13 @@ from cluster.cli.main import main
 from cluster.paths import DEMO_MODEL
 from cluster.training.adapter import AdapterTask
 from cluster.training.contexts import ContextMaker
-from cluster.training.examples import Example, ExampleDocument, invented_examples, read_examples
+from cluster.training.examples import (
+    Example,
+    ExampleDocument,
+    invented_examples,
+    read_examples,
+    write_examples,
+)
 from cluster.training.run import interruptible, train
 from cluster.training.task import TrainedModel
 from services.ingestion.config import IngestionConfig
@@ -172,9 +179,60 @@ class TestPackets:
         assert "goes on at update 2 of 2" in again.output
         assert torch.equal(read_packets(tmp_path).vectors_PE, made.vectors_PE)
 
+    def mix(self, folder: Path, shares: tuple[float, float] = (3, 1)) -> tuple[str, ...]:
+        """Options of two kinds, of three contexts each."""
+        found: list[str] = []
+        for seed, (kind, share) in enumerate(zip(("wiki", "rules"), shares, strict=True)):
+            invented = invented_examples(seed, 3)
+            file = folder / f"{kind}.jsonl"
+            write_examples(file, (dataclasses.replace(e, questions=e.questions[:2]) for e in invented))
+            found += ("--mix", f"{kind}={share:g}:{file}")
+        return tuple(found)
+
+    def test_of_a_mix_are_trained_on_the_shares_of_its_kinds_and_go_on(self, tmp_path: Path) -> None:
+        mix, out = self.mix(tmp_path), tmp_path / "out"
+        first = self.packets(*mix, "--out", out)
+        assert first.exit_code == 0, first.output
+        told = (
+            "wiki: 75 % of the samples, 3 there (wiki.jsonl)",
+            "rules: 25 % of the samples, 3 there (rules.jsonl)",
+        )
+        assert all(line in first.output for line in told)
+        made = read_packets(out)
+        assert made.facts.recipe["mixture"] == "; ".join(told)
+        assert "goes on at update 2 of 2" in self.packets(*mix, "--out", out).output
+        assert torch.equal(read_packets(out).vectors_PE, made.vectors_PE)
+        anew = self.packets(*mix, "--out", tmp_path / "anew")
+        assert anew.exit_code == 0, anew.output
+        assert torch.equal(read_packets(tmp_path / "anew").vectors_PE, made.vectors_PE)
+        other = self.packets(*self.mix(tmp_path, (1, 1)), "--out", out)
+        assert other.exit_code == 2
+        assert "was made with mixture" in " ".join(other.output.split())
+
+    @pytest.mark.parametrize(
+        ("mix", "told"),
+        [
+            (("qa={good}",), "--mix: expected KIND=SHARE:FILE"),
+            (("a=0:{good}",), "--mix: a: share: must be a number above 0, got '0'"),
+            (("a=1:{good}", "b=1:{bad}"), "bad.jsonl, line 2: questions: is missing"),
+            (("a=1:{good}", "b=1:nowhere.jsonl"), "--mix: nowhere.jsonl cannot be read"),
+            (("a=1:{good}",), "mix: a: it takes two samples at least"),
+        ],
+    )
+    def test_a_mix_of_another_form_is_named(self, mix: tuple[str, ...], told: str, tmp_path: Path) -> None:
+        files = {
+            "good": file_of(tmp_path / "good.jsonl", LINE),
+            "bad": file_of(tmp_path / "bad.jsonl", LINE, {"documents": [{"text": "a"}]}),
+        }
+        options = [option for one in mix for option in ("--mix", one.format(**files))]
+        refused = self.packets(*options, "--out", tmp_path / "out")
+        assert refused.exit_code == 2
+        assert told in " ".join(refused.output.split())
+
     @pytest.mark.parametrize(
         ("args", "told"),
         [
+            (("--mix", "a=1:b"), "--mix: says what is trained on; leave out --invented"),
             (("--kv-context", "document"), "--kv-context: packets are trained for isolated chunks"),
             (("--header", 0, "--trailer", 0), "num_header: there must be a vector"),
         ],

@@ -12,7 +12,9 @@ from services.kv_store.blobs.directory import DirectoryBlobs
 from services.kv_store.blobs.disk import Disk
 from services.kv_store.blobs.staging import Staging
 from services.kv_store.documents.items import Items
+from services.kv_store.documents.quotas import QuotaConfig
 from services.kv_store.documents.sealed_json import seal
+from services.kv_store.node.agent import Agent
 from shared.admission.settings import PrincipalLimits
 from shared.errors import Conflict, CorruptData, NotFound, StorageFull, Unavailable
 from shared.kv_format import SealKey, SealKeys
@@ -259,6 +261,50 @@ def test_usage_is_told_as_last_seen_while_the_blobs_cannot_be_reached() -> None:
     assert items.usage(WHO) == before
     assert items.usage(member().principal) == of_member
     assert Items(blobs).usage(WHO) == {}
+
+
+def test_lists_name_what_cannot_be_read_to_who_reads_everything(tmp_path: Path) -> None:
+    blobs = blobs_in(tmp_path)
+    put(Items(blobs))
+    put(Items(blobs), replace(NOTE, id="file-2"))
+    blobs.put("kept/acme/file/file-1.json", b"damaged")
+    page = Items(blobs).page(WHO, "", "", "", 0, False)
+    assert ([item.id for item in page.items], page.unreadable) == (["file-2"], ("file/file-1",))
+    page = Items(blobs).page(member("law").principal, "file", "", "", 0, False)
+    assert ([item.id for item in page.items], page.unreadable) == (["file-2"], ())
+
+
+@pytest.mark.parametrize("later_version", [False, True])
+def test_what_cannot_be_read_still_counts_for_its_tenant(tmp_path: Path, later_version: bool) -> None:
+    blobs = blobs_in(tmp_path)
+    put(Items(blobs), content=b"x" * 1000)
+    put(Items(blobs), replace(NOTE, id="file-2"))
+    whole = Items(blobs).num_bytes("acme")
+    told = b"".join(blobs.read("kept/acme/file/file-1.json"))
+    damaged = told.replace(b"a.txt", b"b.txt")
+    blobs.put("kept/acme/file/file-1.json", seal({"version": 99}) if later_version else damaged)
+    items = Items(blobs)
+    assert items.num_bytes("acme") == whole - (len(told) - len(seal({"version": 99})) if later_version else 0)
+    assert items.num_bytes("acme", WHO.name) < 1000  # nobody can tell whose it is
+    assert items.usage(WHO) == {"acme": (2, items.num_bytes("acme"))}
+    assert items.usage(member().principal)["acme"] == (1, items.num_bytes("acme", WHO.name))
+
+
+async def test_damage_makes_no_room_within_a_tenants_quota(tmp_path: Path) -> None:
+    def agent() -> Agent:
+        return agent_on(tmp_path, "home", KnownNodes(), quotas=QuotaConfig(1500))
+
+    store = agent()
+    await store.put_item(ANNA, NOTE, b"x" * 1000)
+    await store.close()
+    (path,) = tmp_path.rglob("file-1.json")
+    path.write_bytes(path.read_bytes().replace(b"a.txt", b"b.txt"))
+    store = agent()
+    with pytest.raises(StorageFull, match="quota of 1500"):
+        await store.put_item(ANNA, replace(NOTE, id="file-2"), b"x" * 1000)
+    await store.delete_item(ANNA, "file", "file-1")
+    await store.put_item(ANNA, replace(NOTE, id="file-2"), b"x" * 1000)
+    await store.close()
 
 
 async def test_an_agents_statistics_and_verification_know_of_items(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from services.training.distillation.kept import Kept
 from services.training.distillation.lessons import AskedContext, DistilledLesson, Taught
 from services.training.distillation.teacher import Teacher
 from services.training.loop import TrainingLoop
+from services.training.mixture import LessonKind, Mixture
 from services.training.packets.settings import PacketSettings
 from services.training.packets.trainee import PacketPupil, PacketTrainee
 from services.training.twin_request import PlacedChunk
@@ -74,7 +75,10 @@ def trainee(settings: PacketSettings = TINY, **pupil: Any) -> PacketTrainee:
 
 
 def trained(
-    out: Path, lessons: list[DistilledLesson], *stops: int, settings: PacketSettings = TINY
+    out: Path,
+    lessons: list[DistilledLesson] | Mixture[DistilledLesson],
+    *stops: int,
+    settings: PacketSettings = TINY,
 ) -> TrainingLoop[DistilledLesson]:
     """In as many runs as there are stops."""
     for stop in stops:
@@ -187,6 +191,21 @@ class TestTraining:
         assert in_parts.before == at_once.before
         files = [(tmp_path / name / "packets.safetensors").read_bytes() for name in ("once", "parts")]
         assert files[0] == files[1]
+
+    def test_of_a_mixture_a_stopped_run_goes_on_to_the_same_vectors(
+        self, tmp_path: Path, lessons: list[DistilledLesson]
+    ) -> None:
+        def mixture(share: float = 2.0) -> Mixture[DistilledLesson]:
+            kinds = [LessonKind("wiki", share, lessons[:3]), LessonKind("rules", 1.0, lessons[3:])]
+            return Mixture(kinds, TINY)
+
+        at_once = trained(tmp_path / "once", mixture(), 6)
+        in_parts = trained(tmp_path / "parts", mixture(), 0, 1, 4, 6)
+        assert in_parts.losses == at_once.losses
+        files = [(tmp_path / name / "packets.safetensors").read_bytes() for name in ("once", "parts")]
+        assert files[0] == files[1]
+        assert len(at_once.held_out) == 2, "one of each kind"
+        assert trained(tmp_path / "other", mixture(0.5), 6).losses != at_once.losses
 
     def test_they_begin_as_embedded_tokens(self) -> None:
         weight = model().hf_model.get_input_embeddings().weight

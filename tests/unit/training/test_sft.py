@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from services.training.loop import TrainingLoop
-from services.training.sft.mixture import Mixture, SampleKind
+from services.training.mixture import LessonKind, Mixture
 from services.training.sft.samples import Said, SftSample
 from services.training.sft.settings import SftSettings
 from services.training.sft.trainee import SftModel, SftTrainee
@@ -62,8 +62,8 @@ def samples(count: int = 10) -> tuple[SftSample, ...]:
     return tuple(found)
 
 
-def kinds() -> list[SampleKind]:
-    return [SampleKind("qa", 2.0, samples()[::2], "file"), SampleKind("dialogue", 1.0, samples()[1::2])]
+def kinds() -> list[LessonKind[SftSample]]:
+    return [LessonKind("qa", 2.0, samples()[::2], "file"), LessonKind("dialogue", 1.0, samples()[1::2])]
 
 
 def trainee(settings: SftSettings = TINY, dtype: torch.dtype = torch.float32, source: str = "") -> SftTrainee:
@@ -153,10 +153,10 @@ PAPER_SHARES = {"qa": 50.0, "dialogue": 25.0, "reasoning": 10.0, "code": 10.0, "
 
 
 class TestMixtures:
-    def of(self, shares: dict[str, float], each: int = 40) -> Mixture:
+    def of(self, shares: dict[str, float], each: int = 40) -> Mixture[SftSample]:
         one = Said((3, 4, 5), ((1, 3),))
         made = [
-            SampleKind(name, share, [SftSample(f"{name} {i}", (), (), (one,)) for i in range(each)])
+            LessonKind(name, share, [SftSample(f"{name} {i}", (), (), (one,)) for i in range(each)])
             for name, share in shares.items()
         ]
         return Mixture(made, TINY)
@@ -206,12 +206,12 @@ class TestMixtures:
     @pytest.mark.parametrize(
         ("kind", "told"),
         [
-            (SampleKind("code", 0.0, samples()), "code: the share must be above 0, got 0"),
-            (SampleKind("code", float("nan"), samples()), "code: the share must be above 0, got nan"),
-            (SampleKind("code", 1.0, samples()[:1]), "code: it takes two samples at least"),
+            (LessonKind("code", 0.0, samples()), "code: the share must be above 0, got 0"),
+            (LessonKind("code", float("nan"), samples()), "code: the share must be above 0, got nan"),
+            (LessonKind("code", 1.0, samples()[:1]), "code: it takes two samples at least"),
         ],
     )
-    def test_refuses_by_kind(self, kind: SampleKind, told: str) -> None:
+    def test_refuses_by_kind(self, kind: LessonKind[SftSample], told: str) -> None:
         with pytest.raises(ConfigError, match=f"^mix: {told}"):
             Mixture([*kinds(), kind], TINY)
 

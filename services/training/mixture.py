@@ -1,6 +1,6 @@
-"""Draws what every update is made of: kinds of samples in fixed shares, each kind in an order of its own.
+"""Draws what every update is made of: kinds of lessons in fixed shares, each kind in an order of its own.
 
-Every slot goes to the kind that is furthest behind its share. So no kind is ever a sample or more away from
+Every slot goes to the kind that is furthest behind its share. So no kind is ever a lesson or more away from
 its share, and where its share of every update is a whole number, every update has exactly that.
 """
 
@@ -8,68 +8,69 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic
 
 from services.training.curriculum import Order, split
 from services.training.loop_settings import LoopSettings
-from services.training.sft.samples import SftSample
+from services.training.trainee import LessonT
 from shared.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class SampleKind:
-    """``share``: of the samples, relative to those of the other kinds. ``source``: what it is made of, for
+class LessonKind(Generic[LessonT]):
+    """``share``: of the lessons, relative to those of the other kinds. ``source``: what it is made of, for
     readers."""
 
     name: str
     share: float
-    samples: Sequence[SftSample]
+    lessons: Sequence[LessonT]
     source: str = ""
 
 
-class Mixture:
-    """Of every kind ``held_out`` of the settings is evaluated on, at least one sample.
+class Mixture(Generic[LessonT]):
+    """Of every kind ``held_out`` of the settings is evaluated on, at least one lesson.
 
     Raises:
-        ConfigError: a share is not above 0, or a kind has no two samples.
+        ConfigError: a share is not above 0, or a kind has no two lessons.
     """
 
-    def __init__(self, kinds: Sequence[SampleKind], settings: LoopSettings) -> None:
+    def __init__(self, kinds: Sequence[LessonKind[LessonT]], settings: LoopSettings) -> None:
         for kind in kinds:
             if not 0 < kind.share < float("inf"):
                 raise ConfigError(f"mix: {kind.name}: the share must be above 0, got {kind.share:g}")
-            if len(kind.samples) < 2:
+            if len(kind.lessons) < 2:
                 raise ConfigError(
                     f"mix: {kind.name}: it takes two samples at least, one to train on and one to evaluate"
                 )
-        parts = [split(kind.samples, settings, f"{kind.name} ") for kind in kinds]
-        self.held_out = [sample for held_out, _ in parts for sample in held_out]
-        self._samples = [samples for _, samples in parts]
+        parts = [split(kind.lessons, settings, f"{kind.name} ") for kind in kinds]
+        self.held_out = [lesson for held_out, _ in parts for lesson in held_out]
+        self._lessons = [lessons for _, lessons in parts]
         self._orders = [
-            Order(settings.seed, len(samples), f"{kind.name} ")
-            for kind, samples in zip(kinds, self._samples, strict=True)
+            Order(settings.seed, len(lessons), f"{kind.name} ")
+            for kind, lessons in zip(kinds, self._lessons, strict=True)
         ]
         self._kinds, self._total = tuple(kinds), sum(kind.share for kind in kinds)
         self._slots = bytearray()  # the kind of each
         self._taken = [0] * len(kinds)
 
     @property
-    def lessons(self) -> list[SftSample]:
-        return [sample for samples in self._samples for sample in samples]
+    def lessons(self) -> list[LessonT]:
+        return [lesson for lessons in self._lessons for lesson in lessons]
 
     def told(self) -> tuple[str, ...]:
         """A line per kind, for readers."""
         return tuple(
-            f"{kind.name}: {100 * kind.share / self._total:.4g} % of the samples, {len(kind.samples)} there"
+            f"{kind.name}: {100 * kind.share / self._total:.4g} % of the samples, {len(kind.lessons)} there"
             + (f" ({kind.source})" if kind.source else "")
             for kind in self._kinds
         )
 
-    def drawn(self, update: int, count: int) -> Iterator[SftSample]:
+    def drawn(self, update: int, count: int) -> Iterator[LessonT]:
         first = update * count
         self._fill(first + count)
         places = [self._slots.count(number, 0, first) for number in range(len(self._kinds))]
         for number in self._slots[first : first + count]:
-            yield self._samples[number][self._orders[number][places[number]]]
+            yield self._lessons[number][self._orders[number][places[number]]]
             places[number] += 1
 
     def _fill(self, num_slots: int) -> None:
