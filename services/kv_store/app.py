@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -58,6 +58,8 @@ _TIDY_S = 30.0
 _STOP_S = 2.0
 FindAgent = Callable[[str], Any]
 """Handle of the agent actor of a node. Raises ``ValueError`` or ``RayError`` when there is none."""
+LookAtNodes = Callable[[], Mapping[str, Collection[str]]]
+"""The living nodes of the Ray cluster, and the resources of each."""
 
 
 class KvStoreFront(StoreHandlers, FileHandlers):
@@ -72,7 +74,7 @@ class KvStoreFront(StoreHandlers, FileHandlers):
         self.callers = callers_of(config.auth, self.application)
         self.recorder = recorder_of(config.audit, self.application, config.auth)
         credentials = credentials_of(self.callers.identity)
-        self._nodes = RayNodes(lambda node_id: _start_agent(config, node_id), credentials)
+        self._nodes = RayNodes(partial(_start_agent, config), credentials, _living_nodes)
         store = ClusterStore(self._nodes, ray.get_runtime_context().get_node_id())
         StoreHandlers.__init__(self, store)
         FileHandlers.__init__(self, store)
@@ -138,7 +140,7 @@ class AgentActor:
         directory = os.environ.get(DIRECTORY_VARIABLE) or self._config.directory
         identity = identity_of(self._config.auth, "kv_store")
         credentials = credentials_of(identity)
-        nodes = RayNodes(lambda node_id: ray.get_actor(actor_name(node_id), NAMESPACE), credentials)
+        nodes = RayNodes(_find_agent, credentials, _living_nodes)
         host = self._config.host or _node_address(self._node_id)
         objects = ObjectBlobs(self._config.objects) if self._config.objects.endpoint else None
         config = replace(self._config, directory=directory)
@@ -176,25 +178,29 @@ class RayNodes:
     """The living nodes of the Ray cluster, and a client of each one's agent
     (``services.kv_store.fetching.nodes.Nodes``)."""
 
-    def __init__(self, find_agent: FindAgent, credentials: Credentials) -> None:
-        self._find_agent, self._credentials = find_agent, credentials
+    def __init__(self, find_agent: FindAgent, credentials: Credentials, look: LookAtNodes) -> None:
+        self._find_agent, self._credentials, self._look = find_agent, credentials, look
         self._agents: dict[str, Any] = {}  # an actor ends when whoever started it drops its handle
         self._channels: dict[str, tuple[str, grpc.aio.Channel]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._locks = Locks()
-        self._home, self._ids = _living_nodes()
+        self._home, self._ids = home_and_all(look(), "")
 
     def home(self) -> str:
-        """Ray's head node: there is exactly one, and it outlives the others."""
+        """Ray's head node. While it is being replaced nobody takes its place: documents that another node
+        took in would be missed by the next head."""
         return self._home
 
     def ids(self) -> Sequence[str]:
         return self._ids
 
     async def store(self, node_id: str) -> AgentClient:
+        was_home = self._home
         if node_id not in self._ids:
             await self.refresh()
         if node_id not in self._ids:
+            if node_id in (was_home, self._home):
+                raise Unavailable("the node that keeps the documents is being replaced; retry")
             raise NotFound(f"node {node_id[:64]!r}: not a living node of this cluster")
         async with self._locks.hold(node_id):
             if node_id not in self._channels:
@@ -210,7 +216,7 @@ class RayNodes:
             task.add_done_callback(self._closing.discard)
 
     async def refresh(self, ctx: RequestContext | None = None) -> None:
-        self._home, self._ids = await asyncio.to_thread(_living_nodes)
+        self._home, self._ids = home_and_all(await asyncio.to_thread(self._look), self._home)
         for node_id in [n for n in self._channels if n not in self._ids]:
             self.suspect(node_id)
             self._agents.pop(node_id, None)
@@ -266,11 +272,19 @@ def _node_address(node_id: str) -> str:
     return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == node_id)
 
 
-def _living_nodes() -> tuple[str, tuple[str, ...]]:
-    """The head node, and all of them, the head first."""
-    living = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-    ordered = sorted(living, key=lambda node_id: (_HEAD_RESOURCE not in living[node_id], node_id))
-    return ordered[0], tuple(ordered)
+def _living_nodes() -> dict[str, Collection[str]]:
+    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+
+
+def home_and_all(living: Mapping[str, Collection[str]], last_home: str) -> tuple[str, tuple[str, ...]]:
+    """The head node, ``last_home`` while none is among the living; and all of these, the head first."""
+    heads = sorted(node_id for node_id, resources in living.items() if _HEAD_RESOURCE in resources)
+    others = sorted(living.keys() - heads)
+    return next(iter(heads), last_home), (*heads, *others)
+
+
+def _find_agent(node_id: str) -> Any:
+    return ray.get_actor(actor_name(node_id), NAMESPACE)
 
 
 def _start_agent(config: KvStoreConfig, node_id: str) -> Any:

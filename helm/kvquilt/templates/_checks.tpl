@@ -206,10 +206,14 @@
 {{- end -}}
 
 {{- include "kvquilt.exposeChecks" . -}}
+{{- include "kvquilt.redisChecks" . -}}
 
 {{- range $v.extraEnv -}}
 {{- if has .name (list "KVQUILT_KV_STORE__DIRECTORY" "RAY_AUTH_MODE" "RAY_AUTH_TOKEN") -}}
 {{- fail (printf "extraEnv: %s is set by the chart" .name) -}}
+{{- end -}}
+{{- if has .name (list "RAY_REDIS_ADDRESS" "REDIS_USERNAME" "REDIS_PASSWORD" "RAY_external_storage_namespace") -}}
+{{- fail (printf "extraEnv: %s is KubeRay's to set; set head.faultTolerance.redis" .name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -227,6 +231,33 @@
 {{- end -}}
 {{- if not (or $peer.podSelector $peer.namespaceSelector $peer.ipBlock) -}}
 {{- fail (printf "%s[%d]: admits everybody; name the %s by namespaceSelector and podSelector, or by ipBlock" $.value $i $.who) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Where the head's book-keeping is kept. A secret is looked into where there is a cluster to ask. */ -}}
+{{- define "kvquilt.redisChecks" -}}
+{{- with .Values.head.faultTolerance.redis -}}
+{{- $value := "head.faultTolerance.redis" -}}
+{{- if not .address -}}
+{{- range $key := list "username" "existingSecret" -}}
+{{- if get $.Values.head.faultTolerance.redis $key -}}
+{{- fail (printf "%s.%s: has no effect, since %s.address is empty; set that to host:port, or leave the %s out" $value $key $value $key) -}}
+{{- end -}}
+{{- end -}}
+{{- else if contains "@" .address -}}
+{{- fail (printf "%s.address: holds a user or a password, which everybody would read; set %s.username, and %s.existingSecret to a secret with the key password" $value $value $value) -}}
+{{- else if not (regexMatch "^(rediss?://)?([A-Za-z0-9_.-]+|\\[[0-9a-fA-F:.]+\\]):[0-9]{1,5}$" .address) -}}
+{{- fail (printf "%s.address: must be host:port, got %q; by TLS rediss://host:port" $value .address) -}}
+{{- end -}}
+{{- if and .username (not .existingSecret) -}}
+{{- fail (printf "%s.username: %q has no password; set %s.existingSecret to a secret with the key password" $value .username $value) -}}
+{{- end -}}
+{{- with .existingSecret -}}
+{{- $secret := lookup "v1" "Secret" $.Release.Namespace . -}}
+{{- if and $secret (not (hasKey (default dict $secret.data) "password")) -}}
+{{- fail (printf "%s.existingSecret: the secret %q has no key password, but %s; add it, or name another one" $value . (keys (default dict $secret.data) | sortAlpha | join ", " | default "none at all")) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -84,3 +84,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "kvquilt.milvusClaim" -}}
 {{- default (printf "%s-milvus" (include "kvquilt.fullname" .)) .Values.milvus.persistence.existingClaim -}}
 {{- end -}}
+
+{{- /* Whether a Redis keeps the head's book-keeping; empty: it ends with the head. */ -}}
+{{- define "kvquilt.redis" -}}
+{{- .Values.head.faultTolerance.redis.address -}}
+{{- end -}}
+
+{{- /*
+An annotation of what the head's pod names. With a Redis KubeRay has a finalizer: a job with that pod's template takes the
+book-keeping out of Redis once the release is uninstalled, so what it names outlives the release.
+*/ -}}
+{{- define "kvquilt.outlivesForRedis" -}}
+{{- if include "kvquilt.redis" . }}helm.sh/resource-policy: keep{{ end -}}
+{{- end -}}

@@ -1,0 +1,122 @@
+"""A Redis that keeps the head's book-keeping: who is told of it, who reaches it, and what stays to clear it
+up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.contract.helm.test_profiles import pod_specs, ray_templates, rayservice_schema, selects
+from tests.contract.helm.test_secrets import secrets_of
+from tests.helm import Helm, only, profile
+
+REDIS = "head.faultTolerance.redis"
+ADDRESS: dict[str, Any] = {f"{REDIS}.address": "valkey.stores:6380"}
+OUT = {"protocol": "TCP", "port": 6380}
+KEYED = ADDRESS | {f"{REDIS}.username": "ray", f"{REDIS}.existingSecret": "redis-password"}
+
+
+def options(objects: list[dict[str, Any]]) -> dict[str, Any] | None:
+    cluster: dict[str, Any] = only(objects, "RayService")["spec"]["rayClusterConfig"]
+    return cluster.get("gcsFaultToleranceOptions")
+
+
+@pytest.mark.parametrize("name", ["dev-cpu", "multi-gpu-ha"])
+def test_kuberay_is_told_of_the_redis_and_where_its_password_is(helm: Helm, name: str) -> None:
+    objects = helm.render(profile(name), **KEYED)
+    jsonschema.Draft202012Validator(rayservice_schema()).validate(only(objects, "RayService"))
+    assert options(objects) == {
+        "redisAddress": "valkey.stores:6380",
+        "redisUsername": {"value": "ray"},
+        "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "redis-password", "key": "password"}}},
+    }
+
+
+@pytest.mark.parametrize("address", ["valkey:6379", "rediss://valkey.example:6380", "[fd00::1]:6379"])
+def test_a_redis_that_asks_for_no_password_has_an_address_only(helm: Helm, address: str) -> None:
+    assert options(helm.render(profile("dev-cpu"), **{f"{REDIS}.address": address})) == {
+        "redisAddress": address
+    }
+
+
+def test_two_clusters_side_by_side_never_share_a_name_in_it(helm: Helm) -> None:
+    """KubeRay takes the cluster's own, unless it is told one: then a takeover would find the first's."""
+    told = options(helm.render(profile("multi-gpu-ha"), **KEYED))
+    assert told is not None
+    assert "externalStorageNamespace" not in told
+
+
+def test_the_head_alone_reaches_it(helm: Helm) -> None:
+    objects = helm.render(profile("dev-cpu"), **ADDRESS)
+    reaching = {
+        component
+        for component, template in ray_templates(objects).items()
+        for policy in (o["spec"] for o in objects if o["kind"] == "NetworkPolicy")
+        if selects(policy["podSelector"], template["metadata"]["labels"])
+        and any(
+            {"protocol": "TCP", "port": 6380} in rule.get("ports", []) for rule in policy.get("egress", [])
+        )
+    }
+    assert reaching == {"head"}
+
+
+@pytest.mark.parametrize("given", [{}, {"rayTls.enabled": True}], ids=str)
+def test_what_the_job_names_that_clears_it_up_outlives_the_release(helm: Helm, given: dict[str, Any]) -> None:
+    """KubeRay starts it from the head's template once the release is gone."""
+    objects = helm.render(profile("dev-cpu"), **ADDRESS, **given)
+    head = pod_specs(objects)["head"]
+    named = {name for name, _ in secrets_of(head)} | {head["serviceAccountName"]}
+    made = {o["metadata"]["name"]: o for o in objects if o["kind"] in ("Secret", "ServiceAccount")}
+    assert named <= made.keys()
+    assert {name for name in named if not kept(made[name])} == set()
+
+
+def test_without_it_only_what_seals_the_stored_outlives_the_release(helm: Helm) -> None:
+    objects = helm.render(profile("dev-cpu"))
+    assert options(objects) is None
+    assert not [o for o in objects if o["metadata"]["name"].endswith("-redis")]
+    made = [o for o in objects if o["kind"] in ("Secret", "ServiceAccount")]
+    assert [o["metadata"]["name"] for o in made if kept(o)] == ["quilt-kvquilt-installation"]
+
+
+def test_annotations_of_ones_own_stay_beside_it(helm: Helm) -> None:
+    account = only(
+        helm.render(profile("dev-cpu"), **ADDRESS, **{"serviceAccount.annotations": {"owner": "search"}}),
+        "ServiceAccount",
+        "-kvquilt",
+    )
+    assert account["metadata"]["annotations"] == {"owner": "search", "helm.sh/resource-policy": "keep"}
+
+
+def kept(made: dict[str, Any]) -> bool:
+    annotations: dict[str, str] = made["metadata"].get("annotations", {})
+    return annotations.get("helm.sh/resource-policy") == "keep"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({f"{REDIS}.address": "valkey"}, f'{REDIS}.address: must be host:port, got "valkey"'),
+        ({f"{REDIS}.address": "http://valkey:6379"}, f"{REDIS}.address: must be host:port"),
+        ({f"{REDIS}.address": "a:6379,b:6379"}, f"{REDIS}.address: must be host:port"),
+        ({f"{REDIS}.address": "redis://:secret@a:6379"}, f"{REDIS}.address: holds a user or a password"),
+        (
+            {f"{REDIS}.existingSecret": "keys"},
+            f"{REDIS}.existingSecret: has no effect, since {REDIS}.address",
+        ),
+        ({f"{REDIS}.username": "ray"}, f"{REDIS}.username: has no effect, since {REDIS}.address is empty"),
+        (ADDRESS | {f"{REDIS}.username": "ray"}, f'{REDIS}.username: "ray" has no password; set {REDIS}'),
+        (ADDRESS | {f"{REDIS}.password": "x"}, "additional properties 'password' not allowed"),
+        (
+            {"extraEnv": [{"name": "RAY_REDIS_ADDRESS", "value": "valkey:6379"}]},
+            f"extraEnv: RAY_REDIS_ADDRESS is KubeRay's to set; set {REDIS}",
+        ),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
+)
+def test_a_redis_that_cannot_be_is_refused_and_named(
+    values: dict[str, Any], message: str, helm: Helm
+) -> None:
+    assert message in helm.refusal(profile("dev-cpu"), **values)
