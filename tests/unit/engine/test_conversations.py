@@ -66,7 +66,7 @@ def keeping_nothing(batch_invariant: bool) -> Engine:
 
 
 def turn(request: GenerateRequest, **changes: Any) -> GenerateRequest:
-    return replace(request, conversation=True, **changes)
+    return replace(request, **{"conversation": True} | changes)
 
 
 def kept_tokens(one: Run) -> int:
@@ -414,8 +414,13 @@ class TestWhatIsKept:
         talk = Talk(keeping(clock, batch_invariant=batch_invariant), said=130)
         twin = keeping_nothing(batch_invariant)
         sampled = replace(talk.request().sampling, n=2, temperature=0.8)
-        thoughts = {"sampling": sampled, "choose": Choice(ChoiceRule.MEAN_LOGPROB)}
-        for changes in ({}, {"sampling": sampled}, {"beams": Beams(3)}, thoughts):
+        ways: list[dict[str, Any]] = [
+            {},
+            {"sampling": sampled},
+            {"beams": Beams(3)},
+            {"sampling": sampled, "choose": Choice(ChoiceRule.MEAN_LOGPROB)},
+        ]
+        for changes in ways:
             request = talk.request(reuse, **changes)
             request = replace(request, questions=(*request.questions, talk.said[:70] + talk.prompts.ids(3)))
             ours = run(talk.engine, request)[0]
