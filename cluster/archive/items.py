@@ -117,14 +117,15 @@ async def content_of(store: MovedItems, ctx: RequestContext, item: Item) -> byte
     Raises:
         FailedPrecondition: it cannot be read, or is another one than it was; says what to do.
     """
+    changed = FailedPrecondition(f"{item.name} was changed or deleted meanwhile; give the same command again")
     try:
         now, content = await store.get_item(ctx, item.kind, item.id, with_content=True)
     except NotFound:
-        now, content = None, b""
+        raise changed from None
     except CorruptData as error:
         raise _unreadable(item.name, error.detail) from None
     if now != item:
-        raise FailedPrecondition(f"{item.name} was changed or deleted meanwhile; give the same command again")
+        raise changed
     return content
 
 

@@ -20,6 +20,7 @@ from services.training.distillation.kept import Kept
 from services.training.distillation.lessons import AskedContext, DistilledLesson, Taught
 from services.training.distillation.segments import keep_segments
 from services.training.distillation.teacher import Progress
+from services.training.fitting import Fitting
 from services.training.loop import TrainingLoop
 from services.training.sft.samples import SftSample
 from services.training.twin_request import Ids
@@ -48,7 +49,7 @@ class AdapterTask:
         Raises:
             ConfigError, InvalidRequest, ModelUnsupported: the model, a setting or an example cannot be used.
         """
-        given = distil(self.served, [examples], self.settings, self.out, on_progress, workers)
+        given = distil(self.served, [examples], self.settings, self.out, on_progress, say, workers)
         return _loop(self, given, say, workers)
 
 
@@ -79,9 +80,10 @@ class AnswersTask:
         lessons = [_lesson(sample, model.spec.device) for sample in samples]
         kept = Kept.at(self.out / KEPT, model.fingerprint, prompts.prefix_ids)
         mine = lessons[workers.rank :: workers.count]
+        fitting = Fitting("chunks in a pass", say=say)
         for done, lesson in enumerate(mine):
             on_progress(done, len(mine))
-            keep_segments(model, prompts.prefix_ids, lesson.context, kept)
+            keep_segments(model, prompts.prefix_ids, lesson.context, kept, fitting)
         on_progress(len(mine), len(mine))
         workers.wait_for_all()
         return _loop(self, Distillation(model, prompts, lessons, kept), say, workers)

@@ -48,7 +48,8 @@ class PacketTask:
         kinds = [one for one in every if isinstance(one, ExampleKind)]
         plain = [one for one in every if isinstance(one, Example)]
         groups = [kind.examples for kind in kinds] or [plain]
-        given = distil(self.served, groups, self.settings, self.out, on_progress, workers, keeps_kv=False)
+        asked = (self.served, groups, self.settings, self.out, on_progress, say, workers)
+        given = distil(*asked, keeps_kv=False)
         mixture = self._mixture(kinds, given.groups) if kinds else None
         told = () if mixture is None else mixture.told()
         for line in told:

@@ -12,12 +12,13 @@ import torch
 
 from cluster.training.contexts import ContextMaker
 from cluster.training.examples import Example
+from cluster.training.run import Say
 from services.ingestion.config import IngestionConfig
 from services.training.devices import prepare_device
 from services.training.distillation.kept import Kept
 from services.training.distillation.lessons import AskedContext, DistilledLesson
 from services.training.distillation.settings import DistillationSettings
-from services.training.distillation.teacher import Progress, Teacher
+from services.training.distillation.teacher import Progress, Teacher, TeacherPasses
 from services.training.workers import Workers
 from shared.engine import load_model
 from shared.engine.model.model import LoadedModel
@@ -102,10 +103,12 @@ def distil(
     settings: DistillationSettings,
     out: Path,
     on_progress: Progress,
+    say: Say,
     workers: Workers | None = None,
     keeps_kv: bool = True,
 ) -> Distillation:
-    """Has the teacher say what it knows of all groups. ``keeps_kv``: see ``Teacher``.
+    """Has the teacher say what it knows of all groups. ``say``: is told when memory runs out; ``keeps_kv``:
+    see ``Teacher``.
 
     Raises:
         ConfigError, InvalidRequest, ModelUnsupported: the model, a setting or an example cannot be used.
@@ -114,6 +117,7 @@ def distil(
     contexts = [served.contexts(examples, prompts, settings.seed) for examples in groups]
     model = served.load(prompts)
     kept = Kept.at(out / KEPT, model.fingerprint, prompts.prefix_ids)
-    teacher = Teacher(model, prompts.prefix_ids, settings, kept, prompts.decode, keeps_kv)
+    passes = TeacherPasses.telling(say)
+    teacher = Teacher(model, prompts.prefix_ids, settings, kept, prompts.decode, keeps_kv, passes)
     lessons = iter(teacher.lessons([one for group in contexts for one in group], on_progress, workers))
     return Distillation(model, prompts, [list(islice(lessons, len(group))) for group in contexts], kept)

@@ -22,13 +22,13 @@ from services.training.curriculum import Curriculum, Shuffled
 from services.training.loop_settings import LoopSettings
 from services.training.trainee import HeldOutLoss, LessonT, LossTally, Trainee
 from services.training.workers import Alone, Workers
+from shared.engine.model.out_of_memory import is_out_of_memory
 from shared.errors import ConfigError
 from shared.whole_files import replacing
 
 CHECKPOINT, LOSSES = "checkpoint.pt", "losses.jsonl"
 _PER_PASS = "contexts_per_pass"
 """May be another one when training goes on: memory may have run out in a way that ends the process."""
-_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "CUDA error: out of memory", "_ALLOC_FAILED")
 ResultT = TypeVar("ResultT")
 
 
@@ -277,10 +277,3 @@ def _gradient(parameter: Tensor) -> Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """On a CPU, and where a library of the GPU's asks for memory, torch says so by text alone."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
-        said in str(error) for said in _OUT_OF_MEMORY
-    )

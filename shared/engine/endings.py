@@ -15,6 +15,7 @@ from shared.engine.jobs.job import BranchWork, Job
 from shared.engine.kv.conversations import Conversations
 from shared.engine.kv.memory import Memory, out_of_memory
 from shared.engine.kv.segment_cache import SegmentCache
+from shared.engine.model.out_of_memory import told_alike
 from shared.engine.request_queue import RequestQueue
 from shared.engine.stage_times import stages_of
 from shared.errors import Cancelled, DeadlineExceeded, InternalError, KvquiltError
@@ -68,12 +69,14 @@ class Endings:
         """Does what takes memory of the device for a request. If there is not enough, once more with all
         unused KV given up; then the request fails. ``undo``: what a first try may have left behind."""
         try:
-            act()
+            with told_alike():
+                act()
         except torch.OutOfMemoryError:
             self.make_room()
             undo()
             try:
-                act()
+                with told_alike():
+                    act()
             except torch.OutOfMemoryError:
                 self.fail(job, out_of_memory())
 

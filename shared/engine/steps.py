@@ -18,6 +18,7 @@ from shared.engine.jobs.job import BranchWork, Computed, Job
 from shared.engine.kv.arrival import GivenUp, Patience
 from shared.engine.kv.memory import out_of_memory
 from shared.engine.kv.segment_cache import SegmentCache
+from shared.engine.model.out_of_memory import told_alike
 from shared.engine.model.pass_times import PassTimes
 from shared.engine.model.passes import PassRunner
 from shared.engine.request_queue import RequestQueue
@@ -59,7 +60,8 @@ class Steps:
         """Commands to requests that run: whose chunks are placed, and whose KV is on the device."""
         for job in [job for job in self.requests.running if job.started]:
             try:
-                job.obey()
+                with told_alike():
+                    job.obey()
             except torch.OutOfMemoryError:
                 self.endings.make_room()
                 self.endings.fail(job, out_of_memory())
@@ -145,7 +147,8 @@ class Steps:
     def _continue(self, piece: Slice[BranchWork], computed: Sequence[Computed]) -> None:
         work = piece.work
         try:
-            self.speculation.tell(piece, computed)
+            with told_alike():
+                self.speculation.tell(piece, computed)
         except torch.OutOfMemoryError:
             self.endings.make_room()
             self.endings.fail_works([work], out_of_memory())

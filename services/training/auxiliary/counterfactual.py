@@ -26,11 +26,11 @@ from torch import Tensor
 
 from services.training.auxiliary.contexts import ModelReading
 from services.training.known_kv import segments_of
-from services.training.loop import is_out_of_memory
 from services.training.sight import rotated
 from services.training.twin_request import Ids, TwinRequest
 from shared.engine.model.adapting import AdaptedRows
 from shared.engine.model.model import LoadedModel
+from shared.engine.model.out_of_memory import is_out_of_memory
 from shared.engine.model.spec import ModelSpec
 from shared.errors import ConfigError, ContextTooLong
 

@@ -10,6 +10,7 @@ import torch
 from services.training.distillation.decoding import naming
 from services.training.distillation.kept import Kept
 from services.training.distillation.lessons import AskedContext
+from services.training.fitting import Fitting
 from services.training.known_kv import segments_of
 from services.training.twin_request import Ids, PlacedChunk, SegmentKv
 from shared.engine.model.model import LoadedModel
@@ -18,17 +19,20 @@ _CPU_BYTES = 1 << 30
 _SHARE = 0.4  # of a GPU's free memory
 
 
-def keep_segments(model: LoadedModel, prefix_ids: Ids, context: AskedContext, kept: Kept) -> None:
+def keep_segments(
+    model: LoadedModel, prefix_ids: Ids, context: AskedContext, kept: Kept, fitting: Fitting
+) -> None:
     """Computes what a context's chunks hold all together, whichever is missing: how rounding falls depends on
-    the pass.
+    the pass. ``fitting``: of chunks.
 
     Raises:
         ContextTooLong: names the context.
+        ConfigError: out of memory with one chunk.
     """
     if all(map(kept.has_segment, context.chunks)):
         return
     with naming(context.name):
-        _, segments = segments_of(model, prefix_ids, context.chunks)
+        segments = fitting.all(context.chunks, lambda some: segments_of(model, prefix_ids, some)[1])
     for chunk, segment in zip(context.chunks, segments, strict=True):
         kept.keep_segment(chunk, segment)
 

@@ -231,7 +231,7 @@ class ContextJob(Job):
         return reachable(self.leaves())
 
     def leaves(self) -> Iterable[Branch]:
-        kept = (run.branch for run in self.turn.runs) if self.turn is not None else ()
+        kept = [run.branch for run in self.turn.runs] if self.turn is not None else []
         return (*kept, *(owner.branch for owner in (*self.questions, *self.growing)))
 
     def resume(self, branch: Branch, num_context: int = 0, behind: TokenIds = ()) -> None:

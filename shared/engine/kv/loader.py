@@ -18,6 +18,7 @@ from shared.engine.kv.copy_stream import CopyStream
 from shared.engine.kv.estimates import LoadProgress
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import ComputedChunk, SegmentSource, StoredSegment
+from shared.engine.model.out_of_memory import told_alike
 from shared.engine.model.spec import ModelSpec
 from shared.errors import InternalError, KvquiltError
 from shared.generation.asked import Chunk
@@ -80,7 +81,8 @@ class ChunkLoad:
                     segment.close()
                     continue
                 try:
-                    self._reads[key] = read(key)
+                    with told_alike():
+                        self._reads[key] = read(key)
                 except torch.OutOfMemoryError:  # whoever computes it instead makes room, or fails
                     segment.close()
                     absent.add(key)

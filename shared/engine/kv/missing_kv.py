@@ -26,6 +26,7 @@ from shared.engine.kv.late_chunks import LateChunks
 from shared.engine.kv.loader import FoundChain, Loader
 from shared.engine.kv.residency import LINK, Entry, Pool, State
 from shared.engine.kv.segment import Segment
+from shared.engine.model.out_of_memory import told_alike
 from shared.engine.model.spec import ModelSpec
 from shared.generation.asked import Chunk, chain_of
 from shared.identity import TokenIds
@@ -131,7 +132,8 @@ class MissingKv:
 
     def _try(self, job: Job, act: Callable[[], None]) -> None:
         try:
-            act()
+            with told_alike():
+                act()
         except torch.OutOfMemoryError:
             self._stop_late(job)
 

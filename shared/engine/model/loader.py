@@ -16,6 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from shared.engine.model.model import LoadedModel, ModelPass
+from shared.engine.model.out_of_memory import told_alike
 from shared.engine.model.packets import read_packets
 from shared.engine.model.packing import can_pack
 from shared.engine.model.refusals import check_config
@@ -145,7 +146,8 @@ def _check_model(model: LoadedModel) -> None:
         ModelUnsupported: it is not reproduced, or built so differently that the check itself cannot run.
     """
     try:
-        check_model(model)
+        with told_alike():
+            check_model(model)
     except torch.OutOfMemoryError:
         raise
     except _BUILT_DIFFERENTLY as error:

@@ -16,6 +16,7 @@ from shared.engine.device_arrays import integers
 from shared.engine.jobs.job import BranchWork, Computed
 from shared.engine.kv.arrival import Patience
 from shared.engine.model.model import LoadedModel
+from shared.engine.model.out_of_memory import told_alike
 from shared.engine.model.pass_graphs import (
     CudaGates,
     CudaRecorder,
@@ -70,6 +71,10 @@ class PassRunner:
             GivenUp: a layer of a segment that is still arriving was not there in time. No token was moved.
             torch.OutOfMemoryError: nor was one.
         """
+        with told_alike():
+            return self._run(slices, patience)
+
+    def _run(self, slices: Sequence[Slice[BranchWork]], patience: Patience) -> list[Ended]:
         if (own_pass := slices[0].work.own_pass) is not None:
             own_pass(self._model, self._backend, patience)
             return [(slices[0], [Computed()])]

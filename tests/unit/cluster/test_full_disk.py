@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import TextIO, cast
@@ -53,3 +54,4 @@ def test_a_supervisor_that_cannot_write_down_how_it_ends_ends_all_the_same(tmp_p
     supervisor = Supervisor(config, FullRun(tmp_path), threading.Event())
     assert supervisor._failed("no reason") == 1
     supervisor._describe(phase="stopping")
+    shutil.rmtree(supervisor._state.ray_dir)

@@ -26,7 +26,7 @@ from shared.generation.asked import Beams, Choice, ChoiceRule, GenerateRequest
 from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.told import Event, TokenEvent
 from shared.identity import TokenIds
-from tests.engine_runs import Prompts, Run, Shelf, assert_alike, run
+from tests.engine_runs import Prompts, Run, Shelf, assert_alike, engine_of, run
 from tests.lora_adapters import random_adapter
 from tests.oracles import tiny_model
 
@@ -66,7 +66,7 @@ def keeping_nothing(batch_invariant: bool) -> Engine:
 
 
 def turn(request: GenerateRequest, **changes: Any) -> GenerateRequest:
-    return replace(request, conversation=True, **changes)
+    return replace(request, **{"conversation": True} | changes)
 
 
 def kept_tokens(one: Run) -> int:
@@ -396,7 +396,8 @@ class TestWhatIsKept:
         assert talk.ask() == 0
 
     @pytest.mark.parametrize("reuse", [ReuseMode.QUERY_ATTENTION, ReuseMode.CACHEBLEND])
-    def test_modes_that_look_at_the_question_keep_nothing(self, talk: Talk, reuse: ReuseMode) -> None:
+    def test_modes_that_look_before_they_choose_keep_nothing(self, reuse: ReuseMode) -> None:
+        talk = Talk(engine_of(hf_model=tiny_model("qwen2", num_hidden_layers=4)))
         changes = {"recompute": Recompute(ratio=0.7)}
         assert [talk.ask(reuse, **changes), talk.ask(reuse, **changes)] == [0, 0]
         assert talk.engine.stats().conversation_bytes == 0
@@ -413,8 +414,13 @@ class TestWhatIsKept:
         talk = Talk(keeping(clock, batch_invariant=batch_invariant), said=130)
         twin = keeping_nothing(batch_invariant)
         sampled = replace(talk.request().sampling, n=2, temperature=0.8)
-        thoughts = {"sampling": sampled, "choose": Choice(ChoiceRule.MEAN_LOGPROB)}
-        for changes in ({}, {"sampling": sampled}, {"beams": Beams(3)}, thoughts):
+        ways: list[dict[str, Any]] = [
+            {},
+            {"sampling": sampled},
+            {"beams": Beams(3)},
+            {"sampling": sampled, "choose": Choice(ChoiceRule.MEAN_LOGPROB)},
+        ]
+        for changes in ways:
             request = talk.request(reuse, **changes)
             request = replace(request, questions=(*request.questions, talk.said[:70] + talk.prompts.ids(3)))
             ours = run(talk.engine, request)[0]

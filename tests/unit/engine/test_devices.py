@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from shared.errors import ConfigError, Overloaded
 from shared.generation.told import DoneEvent, Event, FailedEvent, TokenEvent
 from tests.engine_runs import Prompts, engine_of, run
 from tests.oracles import tiny_model
+from tests.out_of_memory import CPU_IS_FULL, Scarce
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
@@ -39,26 +40,18 @@ class Memory:
         self.trims += 1
 
 
-class Scarce:
-    """A model whose passes run out of memory when ``too_much`` says so, of their rows."""
-
-    def __init__(self, model: LoadedModel, too_much: Callable[[int], bool]) -> None:
-        self._model = model
-        self._too_much = too_much
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def forward(self, plan: Any) -> torch.Tensor:
-        if self._too_much(plan.num_rows):
-            raise torch.OutOfMemoryError("no room")
-        return self._model.forward(plan)
+def no_room() -> Exception:
+    return torch.OutOfMemoryError("no room")
 
 
-def scarce_engine(too_much: Callable[[int], bool], memory: Memory | None = None) -> Engine:
+def scarce_engine(
+    too_much: Callable[[int], bool],
+    memory: Memory | None = None,
+    error: Callable[[], Exception] = no_room,
+) -> Engine:
     model = wrap_model(tiny_model("qwen2"))
     return Engine(
-        cast(LoadedModel, Scarce(model, too_much)),
+        cast(LoadedModel, Scarce(model, too_much, error)),
         EngineConfig(num_threads=1),
         memory=memory or Memory(1 << 30),
     )
@@ -84,9 +77,12 @@ def test_on_a_large_host_the_pool_takes_no_more_than_4_gib_of_itself() -> None:
     assert pool_bytes(EngineConfig(), torch.device("cpu"), Memory(100 * GIB)) == 4 * GIB
 
 
-def test_out_of_memory_fails_only_the_request_that_asked() -> None:
+@pytest.mark.parametrize(
+    "error", [no_room, lambda: RuntimeError(CPU_IS_FULL), MemoryError], ids=["GPU", "CPU", "Python"]
+)
+def test_out_of_memory_fails_only_the_request_that_asked(error: Callable[[], Exception]) -> None:
     memory = Memory(1 << 30)
-    engine = scarce_engine(lambda rows: rows > 60, memory)
+    engine = scarce_engine(lambda rows: rows > 60, memory, error)
     prompts = Prompts(engine, seed=1)
     small = [prompts.request(chunks=(20,), questions=(9,), max_tokens=4) for _ in range(2)]
     large = prompts.request(chunks=(20,), questions=(100,), max_tokens=4)

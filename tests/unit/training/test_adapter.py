@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,7 +18,8 @@ from services.training.adapter.settings import AdapterSettings, AdapterTarget
 from services.training.adapter.trainee import AdapterTrainee, Pupil
 from services.training.distillation.kept import Kept
 from services.training.distillation.lessons import AskedContext, DistilledLesson, Taught
-from services.training.distillation.teacher import Teacher
+from services.training.distillation.teacher import Teacher, TeacherPasses
+from services.training.fitting import Fitting
 from services.training.loop import TrainingLoop
 from services.training.trainee import HeldOutLoss
 from services.training.twin_request import PlacedChunk
@@ -31,6 +32,7 @@ from shared.generation.modes import ReuseMode
 from shared.kv_types import KvContext
 from tests.engine_runs import Prompts, run
 from tests.oracles import VOCAB, full, greedy, tiny_model
+from tests.out_of_memory import CPU_IS_FULL, Scarce
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -134,6 +136,26 @@ class TestTeacher:
         ):
             assert not other.has_segment(contexts()[0].chunks[0])
             assert other.taught(contexts()[0], TINY) is None
+
+    def test_out_of_memory_makes_passes_smaller_and_what_it_says_is_that_of_smaller_ones(
+        self, tmp_path: Path
+    ) -> None:
+        """Prefix and blocks of a context have 40 tokens, its questions 6 and 4, an answer up to 4."""
+        said: list[str] = []
+
+        def too_much(rows: int) -> bool:
+            return not said or rows > 49
+
+        scarce = cast(LoadedModel, Scarce(model(), too_much, lambda: RuntimeError(CPU_IS_FULL)))
+        passes = TeacherPasses.telling(said.append)
+        kept = Kept.at(tmp_path / "scarce", "tiny", PREFIX)
+        ours = Teacher(scarce, PREFIX, TINY, kept, passes=passes).lessons(contexts(), lambda done, of: None)
+        assert (passes.contexts.most, passes.questions.most) == (3, 1)
+        found = [passes.contexts.most, passes.questions.most, passes.chunks.most]
+        small = TeacherPasses(*(Fitting("", most) for most in found))
+        kept = Kept.at(tmp_path / "small", "tiny", PREFIX)
+        theirs = Teacher(model(), PREFIX, TINY, kept, passes=small).lessons(contexts(), lambda done, of: None)
+        assert _bits(ours) == _bits(theirs)
 
     def test_a_context_that_does_not_fit_is_named(self, tmp_path: Path) -> None:
         small = wrap_model(tiny_model("qwen2", max_position_embeddings=40), pack=False)

@@ -14,10 +14,12 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from services.training.curriculum import Shuffled
-from services.training.loop import TrainingLoop, is_out_of_memory
+from services.training.loop import TrainingLoop
 from services.training.loop_settings import LoopSettings
 from services.training.trainee import LossTally
+from shared.engine.model.out_of_memory import is_out_of_memory
 from shared.errors import ConfigError
+from tests.out_of_memory import CPU_IS_FULL
 
 SETTINGS = LoopSettings(
     updates=6, warmup=1, contexts_per_update=4, lr=0.1, evaluate_every=2, checkpoint_every=2
@@ -164,6 +166,22 @@ class TestMemory:
     )
     def test_libraries_of_a_gpu_say_so_in_their_own_words(self, told: str) -> None:
         assert is_out_of_memory(RuntimeError(told))
+
+    @pytest.mark.parametrize("error", [RuntimeError(CPU_IS_FULL), MemoryError()], ids=["torch", "Python"])
+    def test_on_a_processor_losses_and_weights_are_those_of_smaller_passes_from_the_start(
+        self, error: Exception, tmp_path: Path
+    ) -> None:
+        class Full(Vector):
+            def loss(self, lessons: Sequence[Point]) -> Tensor:
+                if len(lessons) > 2:
+                    raise error
+                return super().loss(lessons)
+
+        full, small = Full(), Vector()
+        loop = run(loop_at(tmp_path / "full", trainee=full))
+        other = run(loop_at(tmp_path / "small", replace(SETTINGS, contexts_per_pass=2), trainee=small))
+        assert loop.losses == other.losses
+        assert torch.equal(full.x, small.x)
 
     def test_the_optimizers_own_is_told(self, tmp_path: Path) -> None:
         loop = loop_at(tmp_path)
