@@ -47,7 +47,7 @@ _DAY_MS = 24 * 3600 * 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedTurn:
     ttft_s: float
     usage: Usage
 
@@ -57,11 +57,11 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class TurnPair:
     """The same turn, with what the one before it left, and without."""
 
-    kept: Asked
-    computed: Asked
+    kept: AskedTurn
+    computed: AskedTurn
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,7 +87,7 @@ def _measure(args: argparse.Namespace) -> None:
         write_report(args.json, measurements)
 
 
-def findings(pairs: Sequence[Pair]) -> Iterator[Measurement]:
+def findings(pairs: Sequence[TurnPair]) -> Iterator[Measurement]:
     kept, computed = [p.kept.ttft_s * MS for p in pairs], [p.computed.ttft_s * MS for p in pairs]
     yield measured("ttft_late_turn", kept, "ms", baseline=computed)
     ratio = median_of([one / other for one, other in zip(kept, computed, strict=True)])
@@ -97,7 +97,7 @@ def findings(pairs: Sequence[Pair]) -> Iterator[Measurement]:
     yield measured("prompt_kept", [100 * p.kept.kept_share for p in pairs], "%", better="higher")
 
 
-async def _pairs(args: argparse.Namespace, model: str) -> list[Pair]:
+async def _pairs(args: argparse.Namespace, model: str) -> list[TurnPair]:
     generator = load_generator(GeneratorConfig(model=model), None, "", asyncio.get_running_loop())
     try:
         say(f"{_WARM_UP} pair that does not count, then {args.pairs} pairs of turn {args.turns}")
@@ -107,7 +107,7 @@ async def _pairs(args: argparse.Namespace, model: str) -> list[Pair]:
     return pairs[_WARM_UP:]
 
 
-async def _pair(args: argparse.Namespace, generator: Generator, number: int) -> Pair:
+async def _pair(args: argparse.Namespace, generator: Generator, number: int) -> TurnPair:
     """The turn before is asked first, which also makes the documents resident."""
     if generator.tokenizer is None:
         raise ConfigError(f"--model: {args.model} has no tokenizer, and what was said is text")
@@ -122,15 +122,15 @@ async def _pair(args: argparse.Namespace, generator: Generator, number: int) -> 
         answer = written(f"answer {turn}", args.answer_tokens)
         said += [EarlierTurn(Speaker.USER, _QUESTION), EarlierTurn(Speaker.ASSISTANT, answer)]
     await _ask(generator, documents, said[:-2], conversation=True)
-    asked: dict[bool, Asked] = {}
+    asked: dict[bool, AskedTurn] = {}
     for conversation in (True, False) if number % 2 else (False, True):
         asked[conversation] = await _ask(generator, documents, said, conversation)
-    return Pair(asked[True], asked[False])
+    return TurnPair(asked[True], asked[False])
 
 
 async def _ask(
     generator: Generator, documents: Sequence[str], said: Sequence[EarlierTurn], conversation: bool
-) -> Asked:
+) -> AskedTurn:
     order = GenerationOrder(
         chunks=tuple(documents),
         questions=(f"{preface_of(said)}\n\n{_QUESTION}",),
@@ -148,7 +148,7 @@ async def _ask(
             elif isinstance(event, DoneEvent):
                 usage = event.usage
     assert usage is not None, "a generation ends with what it cost"
-    return Asked(ttft_s, usage)
+    return AskedTurn(ttft_s, usage)
 
 
 if __name__ == "__main__":

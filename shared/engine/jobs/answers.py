@@ -21,7 +21,7 @@ from shared.engine.decoding.text import Growth, TextStream
 from shared.engine.decoding.tree import compact
 from shared.engine.jobs.context import ContextJob, Grower, Question, Survey
 from shared.engine.jobs.job import Computed
-from shared.engine.jobs.turn import Turn
+from shared.engine.jobs.turn import ConversationTurn
 from shared.engine.kv.branch import Branch
 from shared.engine.modes.policy import prepare
 from shared.generation.asked import Beams
@@ -128,7 +128,7 @@ class GenerateJob(ContextJob):
     def growing(self) -> Sequence[Answer | Beam]:
         return self.answers
 
-    def _begun_turn(self) -> Turn | None:
+    def _begun_turn(self) -> ConversationTurn | None:
         """None: nothing is kept. Neither is it where each question has its own tokens of the context computed
         anew: the next one has others."""
         request, row, kept = self.request, self.request.reuse.row, self.host.conversations
@@ -142,7 +142,7 @@ class GenerateJob(ContextJob):
             adapter = request.adapter if self.adapter is not None else ""
             seen += [placed, row.offsets.name, self.tempering, self.selected or (), adapter]
             chunk_ids += [entry.stored_key for entry in entries]
-        return Turn(kept, request.tenant, tuple(seen), frozenset(chunk_ids))
+        return ConversationTurn(kept, request.tenant, tuple(seen), frozenset(chunk_ids))
 
     def wanted(self, owner: Grower) -> Wanted:
         """A question's first tokens are drawn with the others of its pass."""

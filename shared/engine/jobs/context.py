@@ -15,7 +15,7 @@ from shared.engine.decoding.text import Growth
 from shared.engine.decoding.tree import reachable
 from shared.engine.jobs.host import Host
 from shared.engine.jobs.job import BranchWork, Computed, Job, OwnPass
-from shared.engine.jobs.turn import Turn
+from shared.engine.jobs.turn import ConversationTurn
 from shared.engine.kv.branch import Branch, Tempering
 from shared.engine.kv.loader import ChunkLoad
 from shared.engine.kv.residency import Entry
@@ -120,7 +120,7 @@ class ContextJob(Job):
     num_blended: int | None = None
     tempering: Tempering | None = None
     text: Text | None = None
-    turn: Turn | None = None
+    turn: ConversationTurn | None = None
 
     # --- what kinds of it do otherwise ---------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class ContextJob(Job):
         return (*kept, *(owner.branch for owner in (*self.questions, *self.growing)))
 
     def resume(self, branch: Branch, num_context: int = 0, behind: TokenIds = ()) -> None:
-        """See ``Turn``."""
+        """See ``ConversationTurn``."""
         if self.turn is not None:
             self.turn.resume(branch, num_context, behind)
 

@@ -21,7 +21,7 @@ class KeptRun:
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
+class ConversationTurn:
     """``seen``: all that its rows see and go with, besides their own tokens; ``chunk_ids``: of what it stands
     on. ``num_context``, ``num_said``: tokens taken over, of those of the context that are computed for the
     request, and of its questions."""

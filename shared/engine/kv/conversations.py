@@ -45,7 +45,7 @@ class ConversationCounts:
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class KeptBlock:
     """``parent``: name of the block, or the front, in front of it. ``chunk_ids``: chunks that it stands on.
     ``kv_LKTD``: of each layer keys and then values. ``used_s``: when it was found or kept last; ``nth_use``
     counts these, of all blocks."""
@@ -74,7 +74,9 @@ class Conversations:
         self.block_tokens = TILE if config.batch_invariant else BLOCK_TOKENS
         self.block_bytes = self.block_tokens * spec.kv_bytes_per_token
         self.counts = ConversationCounts()
-        self._of: dict[str, dict[str, Block]] = {}  # by tenant, each least recently used first; none is empty
+        self._of: dict[
+            str, dict[str, KeptBlock]
+        ] = {}  # by tenant, each least recently used first; none is empty
         self._num_blocks = 0
         self._standing_on = Counter[str]()
         self._uses = itertools.count()
@@ -106,7 +108,7 @@ class Conversations:
 
     # --- what requests ask ---------------------------------------------------------------------------------
 
-    def find(self, tenant: str, names: Sequence[str]) -> list[Block]:
+    def find(self, tenant: str, names: Sequence[str]) -> list[KeptBlock]:
         """The longest beginning of ``names`` that is kept."""
         self.expire()
         blocks = self._of.get(tenant, {})
@@ -134,11 +136,11 @@ class Conversations:
                 kv_LKTD = self._cut(segment, nth)
             except torch.OutOfMemoryError:
                 break
-            chain.append(Block(names[nth], parent, chunk_ids, kv_LKTD))
+            chain.append(KeptBlock(names[nth], parent, chunk_ids, kv_LKTD))
             self._add(tenant, chain[-1])
         self._touch(tenant, chain)
 
-    def fill(self, segment: Segment, blocks: Sequence[Block]) -> int:
+    def fill(self, segment: Segment, blocks: Sequence[KeptBlock]) -> int:
         """Makes these the beginning of an empty segment. Returns how many tokens that are."""
         if not blocks:
             return 0
@@ -218,12 +220,12 @@ class Conversations:
         parts = [x_KTD[:, rows] for x_KTD in interleaved(segment.k_LKTD, segment.v_LKTD)]
         return torch.stack(parts).to(self._spec.device)  # a paused request's are in host memory
 
-    def _add(self, tenant: str, block: Block) -> None:
+    def _add(self, tenant: str, block: KeptBlock) -> None:
         self._of.setdefault(tenant, {})[block.name] = block
         self._num_blocks += 1
         self._standing_on.update(block.chunk_ids)
 
-    def _drop(self, tenant: str, block: Block) -> None:
+    def _drop(self, tenant: str, block: KeptBlock) -> None:
         del self._of[tenant][block.name]
         if not self._of[tenant]:
             del self._of[tenant]
@@ -233,7 +235,7 @@ class Conversations:
             if not self._standing_on[chunk_id]:
                 del self._standing_on[chunk_id]
 
-    def _touch(self, tenant: str, chain: Sequence[Block]) -> None:
+    def _touch(self, tenant: str, chain: Sequence[KeptBlock]) -> None:
         """The first of them is the most recently used one."""
         now_s = self._clock()
         for block in reversed(chain):
@@ -241,5 +243,5 @@ class Conversations:
             self._of[tenant][block.name] = self._of[tenant].pop(block.name)
 
 
-def _oldest(blocks: dict[str, Block]) -> Block:
+def _oldest(blocks: dict[str, KeptBlock]) -> KeptBlock:
     return next(iter(blocks.values()))

@@ -170,8 +170,9 @@ def test_kv_of_a_paused_request_waits_in_host_memory(requests: RequestQueue) -> 
     segment = SimpleNamespace(move=lambda device: moved.append(device.type))
     young.grown = [cast(Any, SimpleNamespace(segment=segment))]
     nothing = cast(Any, None)
-    endings = Endings(requests, nothing, nothing, nothing)
-    admission = AdmissionControl(torch.device("cuda"), requests, nothing, nothing, nothing, endings, nothing)
+    kept = cast(Any, SimpleNamespace(give_way=lambda: None))
+    endings = Endings(requests, nothing, kept, nothing)
+    admission = AdmissionControl(torch.device("cuda"), requests, nothing, kept, nothing, endings, nothing)
     old.private_bytes = 25
     admission.balance()
     assert moved == ["cpu"]
