@@ -43,7 +43,7 @@ class Answered:
     def work(self) -> Usage:
         """Without where the KV lay that was not computed: a generator that has just begun must load what
         others hold."""
-        return replace(self.usage, loaded_tokens=0)
+        return replace(self.usage, loaded_tokens=0, chunk_origins=())
 
 
 async def answer(

@@ -16,11 +16,12 @@ import pytest
 
 from shared.errors import KvquiltError
 from tests.k8s import images as image_store
+from tests.k8s import servers
 from tests.k8s.asking import ANSWER, COLLECTION, DOCUMENTS, Answered, answer, cli
 from tests.k8s.door import Door
 from tests.k8s.images import Images
 from tests.k8s.kubectl import Kubectl, cluster_objects
-from tests.k8s.release import FULLNAME, Release, seconds_since
+from tests.k8s.release import FULLNAME, Release, Values, seconds_since
 from tests.k8s.shell import CommandFailed, run, tell, wait_for
 
 RECOVERY_S = 180.0
@@ -68,6 +69,29 @@ def namespace(purpose: str) -> Iterator[Kubectl]:
         yield Kubectl(name)
     finally:
         run("kubectl", "delete", "namespace", name, "--wait=true", timeout_s=300)
+
+
+@contextmanager
+def beside_servers(purpose: str, images: Images, *values: Values, redis: bool = False) -> Iterator[Trial]:
+    """A release, with the demo's towns in it, beside an object store and a Milvus of somebody else, and with
+    ``redis`` a Redis too. It is gone before its servers are: KubeRay clears up in Redis behind it."""
+    with namespace(purpose) as kubectl:
+        release, door = Release(kubectl, images), Door(kubectl, FULLNAME)
+        servers.start(kubectl, images)
+        if redis:
+            servers.start_redis(kubectl, images)
+            servers.wait(kubectl, servers.REDIS)
+        release.install("dev-cpu", servers.BY_URI, *values)
+        try:
+            release.wait_until_ready()
+            cli(door.target, "ingest", str(DOCUMENTS), "-c", COLLECTION)
+            yield Trial(release, door)
+        except BaseException:
+            tell(kubectl.diagnosis())
+            raise
+        finally:
+            door.close()
+            release.uninstall()
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ BUILD_FLAGS  of the builder, instead of those that suit it
 IMAGE_LOAD   a command that brings images, named as its last arguments, to the nodes; else `kind load docker-image` for a kind
              cluster; else the nodes are taken to pull what they need
 MINIO_IMAGE  for the trial store; else the chart's
+REDIS_IMAGE  with `redis-server`, for the book-keeping of Ray's head; else a Redis of Docker Hub's
 """  # noqa: E501
 
 from __future__ import annotations
@@ -29,15 +30,17 @@ _LOAD_TIMEOUT_S = 1800.0
 
 @dataclass(frozen=True)
 class Images:
-    """``minio`` empty: the chart's."""
+    """``minio`` empty: the chart's; ``redis`` empty: Docker Hub's."""
 
     kvquilt: str
     minio: str
+    redis: str
 
 
 def prepare(environ: Mapping[str, str]) -> Images:
-    images = Images(environ.get("IMAGE") or build(environ), environ.get("MINIO_IMAGE", ""))
-    load([image for image in (images.kvquilt, images.minio) if image], environ)
+    given = (environ.get(name, "") for name in ("MINIO_IMAGE", "REDIS_IMAGE"))
+    images = Images(environ.get("IMAGE") or build(environ), *given)
+    load([image for image in (images.kvquilt, images.minio, images.redis) if image], environ)
     return images
 
 

@@ -47,9 +47,10 @@ class Release:
         )
 
     def uninstall(self) -> None:
-        """Returns when the last of its pods is gone."""
+        """Returns when the last of its pods is gone, or there is no release."""
         tell("helm uninstall")
-        run("helm", "uninstall", NAME, "--namespace", self.kubectl.namespace, "--wait", timeout_s=330)
+        namespace = ("--namespace", self.kubectl.namespace)
+        run("helm", "uninstall", NAME, *namespace, "--wait", "--ignore-not-found", timeout_s=330)
         wait_for(
             lambda: None if self.kubectl.all("pods", f"app.kubernetes.io/instance={NAME}") else True,
             "end of the pods",

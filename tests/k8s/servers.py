@@ -1,5 +1,5 @@
-"""An object store and a Milvus outside the release, as an operator would have them: single pods, reached by
-their Services."""
+"""An object store, a Milvus and a Redis outside the release, as an operator would have them: single pods,
+reached by their Services."""
 
 from __future__ import annotations
 
@@ -7,10 +7,26 @@ import secrets
 
 from tests.k8s.images import Images
 from tests.k8s.kubectl import Kubectl, Object
+from tests.k8s.release import Values
 
 MINIO, MINIO_PORT = "store", 9000
 MILVUS, MILVUS_PORT = "index", 19530
+REDIS, REDIS_PORT = "books", 6379
 SECRET = "store-keys"
+REDIS_SECRET = "books-password"
+BY_URI: Values = {
+    "minio": {"enabled": False},
+    "objects": {"endpoint": f"{MINIO}:{MINIO_PORT}", "secure": False, "existingSecret": SECRET},
+    "milvus": {"uri": f"http://{MILVUS}:{MILVUS_PORT}"},
+}
+BY_REDIS: Values = {
+    "head": {
+        "faultTolerance": {
+            "redis": {"address": f"{REDIS}:{REDIS_PORT}", "existingSecret": REDIS_SECRET},
+        }
+    }
+}
+_REDIS_IMAGE = "redis:7.4-bookworm"
 _MINIO_IMAGE = "quay.io/minio/minio:RELEASE.2025-09-07T16-13-09Z"
 # The embedded Milvus of the package as a server: the same protocol, and clients need the address only.
 _MILVUS = f"""
@@ -38,6 +54,23 @@ def start_minio(kubectl: Kubectl, images: Images) -> None:
     ]
     args = ["server", "/data", "--address", f":{MINIO_PORT}"]
     _start(kubectl, MINIO, images.minio or _MINIO_IMAGE, MINIO_PORT, {"args": args, "env": env})
+
+
+def start_redis(kubectl: Kubectl, images: Images) -> None:
+    put_secret(kubectl, REDIS_SECRET, {"password": secrets.token_hex(16)})
+    password = {"secretKeyRef": {"name": REDIS_SECRET, "key": "password"}}
+    container: Object = {
+        "command": ["redis-server"],
+        "args": ["--requirepass", "$(PASSWORD)", "--dir", "/data", "--bind", "0.0.0.0"],
+        # the second one is for redis-cli
+        "env": [{"name": name, "valueFrom": password} for name in ("PASSWORD", "REDISCLI_AUTH")],
+    }
+    _start(kubectl, REDIS, images.redis or _REDIS_IMAGE, REDIS_PORT, container)
+
+
+def redis_keys(kubectl: Kubectl) -> list[str]:
+    """Every key in it."""
+    return kubectl("exec", f"deployment/{REDIS}", "--", "redis-cli", "--scan").split()
 
 
 def put_secret(kubectl: Kubectl, name: str, values: dict[str, str]) -> None:

@@ -9,41 +9,18 @@ from collections.abc import Iterator
 import pytest
 
 from tests.k8s import servers
-from tests.k8s.asking import ANSWER, COLLECTION, DOCUMENTS, Trickle, answer, cli
-from tests.k8s.conftest import Trial, namespace
-from tests.k8s.door import Door
+from tests.k8s.asking import ANSWER, Trickle, answer
+from tests.k8s.conftest import Trial, beside_servers
 from tests.k8s.images import Images
-from tests.k8s.release import FULLNAME, Release, Values
-from tests.k8s.shell import tell, wait_for
+from tests.k8s.shell import wait_for
 
 SWITCH_S = 900.0
-BY_URI: Values = {
-    "minio": {"enabled": False},
-    "objects": {
-        "endpoint": f"{servers.MINIO}:{servers.MINIO_PORT}",
-        "secure": False,
-        "existingSecret": servers.SECRET,
-    },
-    "milvus": {"uri": f"http://{servers.MILVUS}:{servers.MILVUS_PORT}"},
-}
 
 
 @pytest.fixture(scope="module")
 def pair(images: Images) -> Iterator[Trial]:
-    """A release beside an object store and a Milvus of somebody else."""
-    with namespace("pair") as kubectl:
-        release, door = Release(kubectl, images), Door(kubectl, FULLNAME)
-        try:
-            servers.start(kubectl, images)
-            release.install("dev-cpu", BY_URI)
-            release.wait_until_ready()
-            cli(door.target, "ingest", str(DOCUMENTS), "-c", COLLECTION)
-        except BaseException:
-            tell(kubectl.diagnosis())
-            raise
-        yield Trial(release, door)
-        door.close()
-        release.uninstall()
+    with beside_servers("pair", images) as running:
+        yield running
 
 
 def test_no_question_fails_while_a_second_cluster_takes_over_from_the_first(pair: Trial) -> None:
@@ -57,7 +34,7 @@ def test_no_question_fails_while_a_second_cluster_takes_over_from_the_first(pair
         return True if first not in clusters and len(clusters) == 1 else None
 
     with Trickle(pair.door) as trickle:
-        pair.release.upgrade("dev-cpu", BY_URI, {"generator": {"annotations": {"changed": "yes"}}})
+        pair.release.upgrade("dev-cpu", servers.BY_URI, {"generator": {"annotations": {"changed": "yes"}}})
         wait_for(switched, "second cluster alone", SWITCH_S)
         pair.release.wait_until_ready()
     trickle.check()
