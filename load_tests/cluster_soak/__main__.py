@@ -31,11 +31,11 @@ from rich.console import Console
 from rich.table import Table
 
 from load_tests.benchmark import Violation, at_least, new_parser, option, say
+from load_tests.cluster_soak.fault import ASKS, WRITES
 from load_tests.cluster_soak.faults import faults_of
 from load_tests.cluster_soak.ledger import FaultLedger
 from load_tests.cluster_soak.soak import Soak
 from load_tests.cluster_soak.surroundings import surroundings
-from load_tests.cluster_soak.workers import ASKS, WRITES
 from load_tests.servers.stack_processes import StackProcesses
 from load_tests.service.demo_cluster import demo_towns
 from shared.errors import InvalidRequest, KvquiltError
