@@ -268,9 +268,11 @@ class TestEncodings:
     ) -> None:
         ours = source(store, loop, shape_of(dtype), encoding)
         k, v = kv(dtype)
-        ours.as_stored(k, v)
+        assert ours.as_stored(k, v) == encoding
         ours.save(computed(k, v, replace=False, write_back=True))
-        k_read, v_read = read(ours.open({CHUNK: len(IDS)})[CHUNK], dtype)
+        stored = ours.open({CHUNK: len(IDS)})[CHUNK]
+        assert stored.encoding == encoding
+        k_read, v_read = read(stored, dtype)
         assert all(torch.equal(a, b) for a, b in zip(k + v, k_read + v_read, strict=True))
         assert 0 < furthest((k, v), kv(dtype)) < (0.05 if encoding == "int8" else 0.8)
 
@@ -288,7 +290,7 @@ class TestEncodings:
         self, store: DirectoryStore, loop: asyncio.AbstractEventLoop
     ) -> None:
         k, v = kv()
-        source(store, loop).as_stored(k, v)
+        assert source(store, loop).as_stored(k, v) == "exact"
         assert furthest((k, v), kv()) == 0
 
     def test_kv_that_is_never_saved_is_not_kept(
