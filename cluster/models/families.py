@@ -4,11 +4,14 @@ tensors, to those of ``transformers``."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -88,7 +91,7 @@ def plan_of(file: GgufFile) -> ModelPlan:
                 f"model: {file.path}: {file.architecture}.{name} is {value}, which cannot be converted; give "
                 "the model's own directory or hub id"
             )
-    with readable(file.path):  # a setting of another type
+    with readable(file.path), _consistent(file):
         config = _config(file)
     weights = {_name(file, name): tensor for name, tensor in file.tensors.items() if name not in _NOT_WEIGHTS}
     _check_complete(file, config, weights)
@@ -150,6 +153,22 @@ def _config(file: GgufFile) -> Any:
             "cannot be converted; give the model's own directory or hub id"
         )
     return AutoConfig.for_model(model_type, **values)
+
+
+@contextmanager
+def _consistent(file: GgufFile) -> Iterator[None]:
+    """Turns what ``transformers`` says of settings that do not go together into our error.
+
+    Raises:
+        ConfigError: it shows what was said.
+    """
+    try:
+        yield
+    except StrictDataclassError as error:
+        said = " ".join(str(error.__cause__ or error).split())
+        raise ConfigError(
+            f"model: {file.path}: its settings do not go together ({said}); it is damaged"
+        ) from error
 
 
 def _as_written(value: float) -> float:

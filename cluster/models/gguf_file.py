@@ -60,7 +60,7 @@ class GgufFile:
     def open(cls, path: Path) -> GgufFile:
         """
         Raises:
-            ConfigError: it cannot be read, is no GGUF, is truncated or damaged.
+            ConfigError: it cannot be read, is no GGUF, is truncated, damaged or one of several parts.
             ModelUnsupported: tensors are quantised in a way that cannot be undone here.
         """
         where = f"model: {path}"
@@ -73,6 +73,7 @@ class GgufFile:
             raise ConfigError(f"{where} is not a GGUF file; give one, or a model directory")
         with readable(path):
             reader = GGUFReader(path)
+            _check_whole(path, reader)
             architecture = str(reader.fields["general.architecture"].contents())
         for tensor in reader.tensors:
             _check_quantisation(path, tensor)
@@ -128,6 +129,23 @@ def readable(path: Path) -> Iterator[None]:
         raise ConfigError(
             f"model: {path} is truncated or damaged ({error}); download it again, and compare its size"
         ) from error
+
+
+def _check_whole(path: Path, reader: GGUFReader) -> None:
+    """Large models are split; all parts but the first say nothing of the model.
+
+    Raises:
+        ConfigError: it is a part; says how the whole is made.
+    """
+    count, number = (
+        int(reader.fields[name].contents()) if name in reader.fields else 0
+        for name in ("split.count", "split.no")
+    )
+    if count > 1:
+        raise ConfigError(
+            f"model: {path} is part {number + 1} of {count} of a model; put them together by llama.cpp's "
+            "`llama-gguf-split --merge FIRST-PART WHOLE.gguf`, and give the whole file"
+        )
 
 
 def _tensor(tensor: ReaderTensor) -> GgufTensor:

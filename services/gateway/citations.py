@@ -13,7 +13,6 @@ answer has anything of them is not.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,10 +20,10 @@ from itertools import chain
 
 from shared.answer import Citation
 from shared.search import SearchHit
+from shared.words import words_of
 
 MAX_CITATIONS = 3
 MIN_SHARE = 0.5
-_WORD = re.compile(r"\w+")
 
 
 class Citable:
@@ -74,4 +73,4 @@ def _citation(hits: Sequence[SearchHit], index: int, conditioned: bool) -> Citat
 
 
 def words(text: str) -> set[str]:
-    return set(_WORD.findall(text.casefold()))
+    return set(words_of(text))

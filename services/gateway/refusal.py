@@ -2,7 +2,8 @@
 
 The evidence of a chunk is the mean of its cosine to the question and of the share of the question's words
 that its text, title and heading hold; without a cosine (BM25 alone) it is that share. A word counts by how
-rare it is among the chunks: one that no chunk has, such as a name that no document mentions, counts most.
+rare it is among the chunks: one that no chunk has, such as a name that no document mentions, counts most. (In
+scripts without spaces every character is a word, as it is for BM25.)
 The question's evidence is that of its best chunk.
 """
 

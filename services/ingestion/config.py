@@ -14,6 +14,7 @@ from shared.principals.config import AuthConfig
 from shared.prompt_config import PromptConfig
 
 DEFAULT_CONTEXT_TOKENS = 4096
+LEAST_CHUNK_TOKENS, MOST_CHUNK_TOKENS = 16, 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +92,10 @@ class IngestionConfig:
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:
-        if not 16 <= self.chunk_tokens <= 8192:
+        if not LEAST_CHUNK_TOKENS <= self.chunk_tokens <= MOST_CHUNK_TOKENS:
             raise ValueError(
-                "chunk_tokens: must be 16 to 8192 (a row of the index holds no more), got "
-                f"{self.chunk_tokens}"
+                f"chunk_tokens: must be {LEAST_CHUNK_TOKENS} to {MOST_CHUNK_TOKENS} (a row of the index "
+                f"holds no more), got {self.chunk_tokens}"
             )
         check_least(self, 1, "prefill_batch", "parallel_documents")
         check_least(self, 1, "max_document_bytes", "max_unpacked_bytes")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from services.ingestion.chunker import CHUNKER_VERSION, Chunker, TextChunk
-from services.ingestion.config import DEFAULT_CONTEXT_TOKENS, IngestionConfig
+from services.ingestion.config import DEFAULT_CONTEXT_TOKENS, LEAST_CHUNK_TOKENS, IngestionConfig
 from services.ingestion.formats.document import ParsedDocument
 from services.ingestion.formats.parse import PARSERS_VERSION, depends_on_ocr, media_type_of, parse
 from services.ingestion.formats.reading import ParserSettings
@@ -194,10 +194,15 @@ def context_tokens(config: IngestionConfig, prefix_len: int) -> int:
     """Most ids in front of a chunk behind a prefix of so many.
 
     Raises:
-        ConfigError: more than the model's positions leave, or the chunk itself is.
+        ConfigError: more than the model's positions leave, or the chunk itself is, or the prefix.
     """
     positions = num_positions(config.model)
     room = positions - prefix_len - config.chunk_tokens
+    if positions - prefix_len < LEAST_CHUNK_TOKENS:
+        raise ConfigError(
+            f"prompt: its prefix of {prefix_len} tokens leaves no chunk any of the model's {positions} "
+            "positions; shorten prompt.system and prompt.instruction"
+        )
     if room < 0:
         raise ConfigError(
             f"ingestion.chunk_tokens: a chunk of {config.chunk_tokens} tokens behind the prompt's prefix of "

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 import threading
 import unicodedata
 from collections import Counter, defaultdict
@@ -24,13 +23,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from shared.readers import Readers
+from shared.words import words_of
 
 K1 = 1.2
 B = 0.75
 # Words of a row; fixed, so that a row's vector never changes when others come and go.
 TYPICAL_LEN = 200
-# Scripts without spaces count character by character.
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
 
 _NUM_TERMS = 2**31
 _NO_WORDS = 0  # a term that no query has
@@ -109,7 +107,7 @@ def _idf(rows: int, num_rows: int) -> float:
 
 
 def _terms(text: str) -> list[int]:
-    words = _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+    words = words_of(unicodedata.normalize("NFKC", text))
     return [
         int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "little") % _NUM_TERMS + 1
         for word in words

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -16,10 +17,14 @@ from shared.errors import UnreadableDocument
 
 _SEPARATORS = ",;\t|"
 _LOOKED_AT = 50
+# what Excel reads, and writes for others, in front of the first row
+_SEPARATOR_LINE = re.compile(r'\s*"?sep=(.)"?[ \t]*\n', re.IGNORECASE)
 
 
 def parse_csv(content: bytes, charset: str, reading: DocumentReading) -> ParsedDocument:
     text = decode(content, charset)
+    if said := _SEPARATOR_LINE.match(text):
+        return _table(text[said.end() :], said[1], reading)
     return _table(text, max(_SEPARATORS, key=lambda separator: _fits(text, separator)), reading)
 
 

@@ -26,7 +26,7 @@ from shared.errors import KvquiltError, UnreadableDocument
 log = logging.getLogger(__name__)
 
 # Goes into a document's source hash: raise it when a parser makes another text of the same bytes.
-PARSERS_VERSION = 2
+PARSERS_VERSION = 3
 LONGEST_TITLE = 500
 """Characters of a title or heading. Both stand in front of every chunk, of its KV and in its row of the
 index, which holds no more than 64 KB; the text itself keeps all of them."""
@@ -121,8 +121,10 @@ def _parse_attached(document: SourceDocument, reading: DocumentReading) -> Parse
 
 
 def _printable(title: str) -> str:
-    """Without control characters, which the properties of a document may hold."""
-    return "".join(" " if unicodedata.category(ch) == "Cc" else ch for ch in title).strip()
+    """Without control characters, which the properties of a document may hold; empty where nothing of it can
+    be seen."""
+    title = "".join(" " if unicodedata.category(ch) == "Cc" else ch for ch in title).strip()
+    return title if any(ch.isprintable() and not ch.isspace() for ch in title) else ""
 
 
 def _clipped(title: str) -> str:
@@ -131,7 +133,7 @@ def _clipped(title: str) -> str:
 
 def _title_of_name(document_id: str) -> str:
     stem = PurePosixPath(document_id).stem
-    return " ".join(re.split(r"[\s_-]+", stem)).strip() or stem
+    return " ".join(re.split(r"[\s_-]+", stem)).strip() or stem.strip() or document_id.strip()
 
 
 def media_type_of(document: SourceDocument) -> tuple[str, str]:

@@ -1,8 +1,11 @@
 """Spreadsheets (.xlsx): a section and a table per sheet, with the values that formulas had when the file was
-saved."""
+saved. A program that writes spreadsheets without computing them saves none: that is a warning."""
 
 from __future__ import annotations
 
+import io
+import re
+import zipfile
 from collections.abc import Iterator
 from datetime import datetime, time
 from typing import Any
@@ -18,6 +21,13 @@ from shared.errors import UnreadableDocument
 _MAX_TAGS = 40_000_000  # sheets are read as a stream, without a tree
 _MAX_CELLS = 4_000_000
 _DIGITS = 15  # of a number, as spreadsheets have them
+_SHEET_PART = re.compile(r"xl/worksheets/[^/]+\.xml")
+_WITHOUT_VALUE = re.compile(  # an empty text is a value
+    rb'<c\b(?![^<>]*\bt="str")[^<>]*>\s{0,9}<f\b[^<>]*(?:/>|>[^<]*</f>)\s{0,9}'
+    rb"(?:<v\s{0,9}/>|<v>\s{0,9}</v>)?\s{0,9}</c>"
+)
+_LONGEST_CELL = 32_768  # bytes of one that holds a formula; a formula has at most 8,192 characters
+_PIECE_BYTES = 1 << 20
 
 
 def parse_xlsx(content: bytes, reading: DocumentReading) -> ParsedDocument:
@@ -28,7 +38,9 @@ def parse_xlsx(content: bytes, reading: DocumentReading) -> ParsedDocument:
             if rows := list(_rows(sheet, reading)):
                 out.heading(2, sheet.title)
                 out.table(rows)
-        return out.finish(workbook.properties.title or "")
+        unsaved = _num_without_value(content)
+        warnings = [f"{unsaved} formulas without a value: open it in a spreadsheet program and save it"]
+        return out.finish(workbook.properties.title or "", warnings if unsaved else [])
 
 
 def _rows(sheet: Any, reading: DocumentReading) -> Iterator[list[str]]:
@@ -40,6 +52,24 @@ def _rows(sheet: Any, reading: DocumentReading) -> Iterator[list[str]]:
             raise UnreadableDocument(f"the document's sheets have more than {_MAX_CELLS} cells; split it")
         if any(value is not None for value in row):
             yield [_shown(value) for value in row]
+
+
+def _num_without_value(content: bytes) -> int:
+    """Counts formulas of which the package holds no value."""
+    with zipfile.ZipFile(io.BytesIO(content)) as package:
+        return sum(_count_in(package, name) for name in package.namelist() if _SHEET_PART.fullmatch(name))
+
+
+def _count_in(package: zipfile.ZipFile, name: str) -> int:
+    num, rest = 0, b""
+    with package.open(name) as part:
+        while piece := part.read(_PIECE_BYTES):
+            rest += piece
+            end = max(len(rest) - _LONGEST_CELL, 0)
+            for found in _WITHOUT_VALUE.finditer(rest):
+                num, end = num + 1, max(end, found.end())
+            rest = rest[end:]
+    return num
 
 
 def _shown(value: object) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, dequantize, quantize
+from gguf import GGMLQuantizationType, GGUFWriter, dequantize, quantize
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster.models.cache import ModelCache
@@ -228,6 +228,7 @@ class TestRefusals:
             ({"settings": {"rope.scaling.type": "longrope"}}, ModelUnsupported, "'longrope'"),
             ({"settings": {"rope.scaling.type": "yarn"}}, ModelUnsupported, "original_context_length"),
             ({"settings": {"block_count": None}}, ConfigError, "lacks llama.block_count"),
+            ({"settings": {"attention.head_count": 3}}, ConfigError, "not go together .*64.*multiple.*3"),
             ({"settings": {"embedding_length": 32}}, ConfigError, "its settings say"),
             ({"settings": {"block_count": 3}}, ConfigError, "lacks model.layers.2"),
             ({"settings": {"block_count": 1}}, ModelUnsupported, r"does not have \(model.layers.1"),
@@ -247,6 +248,23 @@ class TestRefusals:
             converted(tmp_path, gguf_model("llama"), **options)
         assert str(tmp_path / "m.gguf") in str(refusal.value)
         assert not list((tmp_path / "cache").glob("*.partial")) + list((tmp_path / "cache").glob("m-*"))
+
+    @pytest.mark.parametrize(("number", "architecture"), [(0, "llama"), (2, None)])
+    def test_a_part_of_a_model_says_so_and_how_the_whole_is_made(
+        self, number: int, architecture: str | None, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "m-0000x-of-00003.gguf"
+        writer = GGUFWriter(path, architecture or "llama")
+        if architecture is None:
+            writer.kv_data[0].clear()  # as llama.cpp leaves it out of all parts but the first
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", 3)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        with pytest.raises(ConfigError, match=rf"is part {number + 1} of 3 .*llama-gguf-split --merge"):
+            GgufFile.open(path)
 
     @pytest.mark.parametrize("part", [0, 3, 10, 30, 0.01, 0.3, 0.9, 0.999])
     def test_a_file_that_ends_early_is_told_from_one_that_is_no_gguf(

@@ -52,6 +52,24 @@ def test_of_equals_the_better_hit_is_cited_first_wherever_it_stands() -> None:
     assert [c.hit for c in Citable([worse, better]).cite("Reed", QUESTION)] == [1, 0]
 
 
+@pytest.mark.parametrize(
+    ("question", "answer", "right", "other"),
+    [
+        (
+            "多比镇的镇长是谁?",
+            "镇长是金维尔。",
+            "多比镇在海边。它的镇长是金维尔,住在码头旁。",
+            "镇上有一座矿山。",
+        ),
+        ("市長は誰ですか", "キム・ベイルです", "ドービーの市長はキム・ベイルである。", "町には鉱山がある。"),
+        ("시장은 누구인가요?", "킴 베일입니다", "도비의 시장은 킴 베일이다.", "마을에는 광산이 있다."),
+    ],
+)
+def test_scripts_without_spaces_have_sources_too(question: str, answer: str, right: str, other: str) -> None:
+    context = Citable([hit("h0", other), hit("h1", right)])
+    assert [c.document_id for c in context.cite(answer, question)] == ["h1.txt"]
+
+
 def test_words_that_occur_nowhere_have_no_source() -> None:
     assert documents("Zanzibar", "Orla bridge", "Reed") == []
     assert documents("", "Orla bridge") == []

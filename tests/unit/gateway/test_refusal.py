@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -44,6 +45,16 @@ def test_without_an_embedder_the_words_decide_and_without_hits_there_is_no_evide
 
 def test_a_question_of_question_words_alone_is_judged_by_them() -> None:
     assert evidence("Who are you?", found("You are who you are.")) == pytest.approx(1.0)
+
+
+def test_in_a_script_without_spaces_characters_decide() -> None:
+    asked = "多比镇的镇长是谁?"
+    right, wrong = "多比镇在海边。它的镇长是金维尔。", "矿山很深,没有人去那里。"
+    config = RefusalConfig()
+    for mode, similarity in product((Refusal.LENIENT, Refusal.STRICT), (None, 0.5)):
+        ranking = found(wrong, right, similarity=similarity)
+        assert refusals(mode, config, [asked], [ranking]) == {}
+        assert refusals(mode, config, [asked], [found(wrong, similarity=similarity)])
 
 
 def test_strict_refuses_more_than_lenient_and_off_nothing() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from services.ingestion import recipe
-from services.ingestion.config import IngestionConfig
+from services.ingestion.config import LEAST_CHUNK_TOKENS, IngestionConfig
 from shared.errors import ConfigError
 from shared.kv_types import KvContext
 from tests.ingestion_world import WordTokenizer
@@ -54,3 +54,16 @@ def test_a_chunk_longer_than_the_positions_is_refused_before_any_document_fails(
     most = 1024 - PREFIX_LEN
     with pytest.raises(ConfigError, match=rf"ingestion\.chunk_tokens: .*1024 positions; set it to {most} at"):
         context_tokens(tmp_path, 1024, chunk_tokens=most + 1, kv_context=kv_context)
+
+
+@pytest.mark.parametrize("num_positions", [PREFIX_LEN - 1, PREFIX_LEN + LEAST_CHUNK_TOKENS - 1])
+@pytest.mark.parametrize("kv_context", list(KvContext))
+def test_a_prefix_that_leaves_no_chunk_room_is_refused_with_what_it_is_made_of(
+    kv_context: KvContext, num_positions: int, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=rf"prompt: .*prefix of {PREFIX_LEN} tokens .*prompt\.instruction"):
+        context_tokens(tmp_path, num_positions, chunk_tokens=LEAST_CHUNK_TOKENS, kv_context=kv_context)
+    most = context_tokens(
+        tmp_path, PREFIX_LEN + LEAST_CHUNK_TOKENS, chunk_tokens=LEAST_CHUNK_TOKENS, kv_context=kv_context
+    )
+    assert most == 0

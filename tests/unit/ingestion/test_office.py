@@ -17,6 +17,7 @@ from openpyxl import Workbook
 from pptx import Presentation
 from pptx.util import Inches
 
+from services.ingestion.formats import xlsx
 from services.ingestion.formats.document import ParsedDocument
 from services.ingestion.formats.parse import parse
 from services.ingestion.formats.reading import ParserSettings
@@ -180,6 +181,43 @@ def test_times_are_shown_as_people_write_them() -> None:
     assert "| 2026-05-01 12:30:00 | 3 | 1e+20 |" in read("a.xlsx", saved(book)).text
 
 
+def test_formulas_that_were_never_computed_are_a_warning() -> None:
+    workbook = spreadsheet()
+    for row in range(1, 31):
+        workbook.worksheets[0].cell(row, 9).value = f"=A{row}&B{row}"
+    assert read("a.xlsx", saved(workbook)).warnings == (
+        "30 formulas without a value: open it in a spreadsheet program and save it",
+    )
+
+
+@pytest.mark.parametrize(
+    ("cell", "counts"),
+    [
+        (b'<c r="A1"><f>1+1</f><v>2</v></c>', False),
+        (b'<c r="A1" t="str"><f>""</f><v></v></c>', False),
+        (b'<c r="A1"><v></v></c>', False),
+        (b'<c r="A1" t="inlineStr"><is><t>&lt;f&gt;&lt;/f&gt;</t></is></c>', False),
+        (b'<c r="A1"><f t="shared" si="0"/></c>', True),
+        (b'<c r="A1" s="1">\n<f>1+1</f>\n<v />\n</c>', True),
+    ],
+)
+def test_a_formula_has_a_value_if_the_file_says_one(cell: bytes, counts: bool) -> None:
+    namespace = b"http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    row = b'<row r="1"><c r="B1"><v>7</v></c>%s</row>' % cell
+    part = b'<worksheet xmlns="%s"><sheetData>%s</sheetData></worksheet>' % (namespace, row)
+    content = repacked(saved(spreadsheet()), {"xl/worksheets/sheet1.xml": part})
+    assert bool(read("a.xlsx", content).warnings) is counts
+
+
+def test_formulas_are_counted_wherever_a_part_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xlsx, "_PIECE_BYTES", 7)
+    workbook = Workbook()
+    for row in range(1, 21):
+        workbook.worksheets[0].cell(row, 1).value = f"={row}+{row}"
+    workbook.worksheets[0].cell(1, 2).value = "words"
+    assert read("a.xlsx", saved(workbook)).warnings[0].startswith("20 formulas")
+
+
 def test_the_pieces_of_a_long_table_keep_its_header() -> None:
     book = Workbook()
     for row in [["name", "number"], *([f"name {i}", i] for i in range(80))]:
@@ -211,6 +249,14 @@ def test_values_are_separated_by_whatever_separates_them(separator: str) -> None
 
 def test_tab_separated_values_may_hold_commas() -> None:
     assert read("a.tsv", b"a,b\tc\n1,2\t3\n").text == "| a,b | c |\n| --- | --- |\n| 1,2 | 3 |"
+
+
+@pytest.mark.parametrize(("first", "separator"), [("sep=;", ";"), ('"sep=^"', "^"), ("SEP=,", ",")])
+def test_the_separator_that_a_spreadsheet_program_wrote_in_front_is_no_row(
+    first: str, separator: str
+) -> None:
+    content = f"\ufeff{first}\r\nname{separator}sum\r\nOil{separator}1\r\n"
+    assert read("a.csv", content.encode()).text == "| name | sum |\n| --- | --- |\n| Oil | 1 |"
 
 
 def test_a_field_without_end_is_named() -> None:

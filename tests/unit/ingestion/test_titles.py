@@ -66,3 +66,15 @@ def test_the_text_keeps_a_heading_whole() -> None:
 def test_what_is_short_stays_as_it_is() -> None:
     parsed = parse(SourceDocument("a.md", f"# {'x' * LONGEST_TITLE}\n\nText.".encode()))
     assert parsed.title == "x" * LONGEST_TITLE
+
+
+@pytest.mark.parametrize("name", ["town hall.md", "   .md"])
+@pytest.mark.parametrize("title", ["\u200b", "\u200b \ufeff", "\u2060", " "])
+def test_a_title_of_which_nothing_can_be_seen_is_none(title: str, name: str) -> None:
+    parsed = parse(SourceDocument(name, f"---\ntitle: '{title}'\n---\n\nText.".encode()))
+    assert parsed.title == (name.strip() if name.startswith(" ") else "town hall")
+
+
+def test_characters_that_join_others_stay_in_a_title() -> None:
+    title = "\U0001f469\u200d\U0001f680 \u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"
+    assert parse(SourceDocument("a.md", f"# {title}\n\nText.".encode())).title == title
