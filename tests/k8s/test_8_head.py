@@ -103,7 +103,7 @@ class TestWithoutRedis:
             wait_for(lambda: others_live(pair.release, lives), "pods that began anew", LOST_S)
             tell(f"all pods began anew after {seconds_since(began_s)}")
             pair.release.wait_until_ready()
-            wait_for(lambda: answers(pair), "answer from the new pods", RECOVERY_S)
+            wait_for(lambda: answers(pair), "answer from the new pods", LOST_S)
             tell(f"and answer after {seconds_since(began_s)}")
         tell(f"meanwhile callers were told {dict(trickle.failures)}")
         again = asyncio.run(answer(pair.door.target))
