@@ -26,7 +26,7 @@ from shared.kv_format import verify_chunk, write_chunk
 from shared.kv_types import OpenedChunk
 from shared.request import RequestContext
 from tests.integration.far_agent_process import FAR, NEAR
-from tests.kv_chunks import chunk_id_of, header_of, kv_of
+from tests.kv_chunks import chunk_id_of, header_of, kv_of, origin_of
 from tests.kv_stores import KnownNodes, node_on
 
 BOUNDED_S = 40.0
@@ -64,11 +64,12 @@ class TwoMachines:
 
     async def on_far_disk(self, n: int, tokens: int = 700) -> str:
         """A chunk that only the far node has; written by the disk, which both machines share here."""
-        header = header_of(layers=4, heads=2, tokens=tokens, head_dim=256, chunk_id=chunk_id_of(n))
+        chunk_id = chunk_id_of(n, ctx().tenant, tokens)
+        header = header_of(layers=4, heads=2, tokens=tokens, head_dim=256, chunk_id=chunk_id)
         path = Path(await self.far.stage(ctx())) / f"mine-{n}"
         write_chunk(path, header, *kv_of(header))
-        await self.far.adopt(ctx(), header.chunk_id, "", str(path))
-        return header.chunk_id
+        await self.far.adopt(ctx(), chunk_id, "", str(path), origin=origin_of(chunk_id))
+        return chunk_id
 
     async def opened(self, chunk_id: str) -> OpenedChunk:
         """By the near node, when what was under way has ended."""
