@@ -86,7 +86,7 @@ class AnswersTask:
             keep_segments(model, prompts.prefix_ids, lesson.context, kept, fitting)
         on_progress(len(mine), len(mine))
         workers.wait_for_all()
-        return _loop(self, Distillation(model, prompts, lessons, kept), say, workers)
+        return _loop(self, Distillation(model, prompts, [lessons], kept), say, workers)
 
     def _maker(self, prompts: PromptTokenizer, num_positions: int) -> SampleMaker:
         served, settings = self.served, self.settings
