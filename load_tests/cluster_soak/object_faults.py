@@ -9,15 +9,14 @@ from dataclasses import dataclass
 
 from load_tests.benchmark import Violation
 from load_tests.cluster_soak.fault import DOWN_S, Fault, Strike
-from load_tests.servers import faulty_s3
-from load_tests.servers.faulty_s3 import Answer, FaultyS3, Request
+from load_tests.servers.faulty_s3 import FaultyS3, Request, S3Answer, S3Fault
 from load_tests.servers.s3 import S3Server
 from load_tests.servers.s3_lies import OtherObjects, half, object_of, wrong_bytes
 
 SLOW_S = 1.5
 """By which a slow store answers each request later."""
 _FEWEST_LIES, _READ_WITHIN_S = 3, 60.0
-Lie = Callable[[Request, Answer], Answer]
+Lie = Callable[[Request, S3Answer], S3Answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ async def down(server: S3Server, meanwhile: Strike | None = None) -> None:
 
 
 async def _slow(proxy: FaultyS3) -> None:
-    proxy.plan = lambda request: faulty_s3.Fault(delay_s=SLOW_S)
+    proxy.plan = lambda request: S3Fault(delay_s=SLOW_S)
     try:
         await asyncio.sleep(DOWN_S)
     finally:
@@ -79,12 +78,12 @@ class _Lies:
         self._lie = lie
         self._num_reads = self._num_lies = 0
 
-    def plan(self, request: Request) -> faulty_s3.Fault | None:
+    def plan(self, request: Request) -> S3Fault | None:
         if object_of(request) is None:
             return None
         self._num_reads += 1
         lies = self._num_reads % 2 == 1
-        return faulty_s3.Fault(altered=lambda answer: self._altered(request, answer)) if lies else None
+        return S3Fault(altered=lambda answer: self._altered(request, answer)) if lies else None
 
     async def told_enough(self) -> None:
         """
@@ -98,7 +97,7 @@ class _Lies:
         except TimeoutError:
             raise Violation(f"the object store could lie {self._num_lies} times only: nobody reads") from None
 
-    def _altered(self, request: Request, answer: Answer) -> Answer:
+    def _altered(self, request: Request, answer: S3Answer) -> S3Answer:
         altered = self._lie(request, answer)
         self._num_lies += altered != answer
         return altered

@@ -28,7 +28,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class S3Answer:
     """``headers``: those that say something of ``body``, but for its length, which is told as it is (of
     HEAD: as the server told it)."""
 
@@ -38,7 +38,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class S3Fault:
     """
     delay_s: before the request is passed on.
     altered: what is answered in place of the server's answer, in good order as far as HTTP is concerned.
@@ -49,7 +49,7 @@ class Fault:
     """
 
     delay_s: float = 0.0
-    altered: Callable[[Answer], Answer] | None = None
+    altered: Callable[[S3Answer], S3Answer] | None = None
     status: int = 0
     code: str = ""
     keep_bytes: int | None = None
@@ -57,11 +57,11 @@ class Fault:
     lost_answer: bool = False
 
 
-Plan = Callable[[Request], Fault | None]
+Plan = Callable[[Request], S3Fault | None]
 
 
 def of_the_body(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Returns the headers that ``Answer`` has."""
+    """Returns the headers that ``S3Answer`` has."""
     return tuple((name, value) for name, value in headers if name.lower() not in _OF_THE_CONNECTION)
 
 
@@ -74,7 +74,7 @@ class FaultyS3:
         self.plan: Plan = plan or (lambda request: None)
         self.requests: list[Request] = []
         self._lock = threading.Lock()
-        self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
+        self._server = _ProxyServer(("127.0.0.1", 0), type("Handler", (_ProxyHandler,), {"proxy": self}))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
         self._thread.start()
 
@@ -82,7 +82,7 @@ class FaultyS3:
     def endpoint(self) -> str:
         return f"127.0.0.1:{self._server.server_address[1]}"
 
-    def fault_of(self, method: str, path: str, headers: Mapping[str, str]) -> Fault | None:
+    def fault_of(self, method: str, path: str, headers: Mapping[str, str]) -> S3Fault | None:
         with self._lock:
             request = Request(len(self.requests), method, path, headers)
             self.requests.append(request)
@@ -102,14 +102,14 @@ class FaultyS3:
         self.close()
 
 
-class _Server(ThreadingHTTPServer):
+class _ProxyServer(ThreadingHTTPServer):
     daemon_threads = True  # of connections that clients keep open
 
     def handle_error(self, request: object, client_address: object) -> None:
         pass  # clients that go away
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _ProxyHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     proxy: FaultyS3
 
@@ -124,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _handle(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        fault = self.proxy.fault_of(self.command, self.path, self._headers()) or Fault()
+        fault = self.proxy.fault_of(self.command, self.path, self._headers()) or S3Fault()
         time.sleep(fault.delay_s)
         if fault.status:
             self._refuse(fault)
@@ -138,10 +138,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _handle
 
-    def _pass_on(self, body: bytes, fault: Fault) -> None:
+    def _pass_on(self, body: bytes, fault: S3Fault) -> None:
         self._upstream.request(self.command, self.path, body, dict(self.headers.items()))
         response = self._upstream.getresponse()
-        answer = Answer(response.status, of_the_body(response.getheaders()), response.read())
+        answer = S3Answer(response.status, of_the_body(response.getheaders()), response.read())
         if fault.lost_answer:
             self._reset()
             return
@@ -158,7 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.keep_bytes is not None and fault.keep_bytes < len(answer.body):
             self._reset() if fault.reset else self._end()
 
-    def _refuse(self, fault: Fault) -> None:
+    def _refuse(self, fault: S3Fault) -> None:
         content = f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>injected</Message></Error>".encode()  # noqa: E501
         self.send_response_only(fault.status)
         self.send_header("Content-Type", "application/xml")

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 from minio import Minio
 from minio.error import MinioException
 
-from load_tests.servers.faulty_s3 import Answer, Request, of_the_body
+from load_tests.servers.faulty_s3 import Request, S3Answer, of_the_body
 from load_tests.servers.s3 import S3Server
 
 _READ = (200, 206)
@@ -25,7 +25,7 @@ def object_of(request: Request) -> tuple[str, str] | None:
     return (bucket, key) if request.method == "GET" and bucket and key else None
 
 
-def wrong_bytes(answer: Answer, rng: random.Random) -> Answer:
+def wrong_bytes(answer: S3Answer, rng: random.Random) -> S3Answer:
     """One bit of the body is another one."""
     if answer.status not in _READ or not answer.body:
         return answer
@@ -34,7 +34,7 @@ def wrong_bytes(answer: Answer, rng: random.Random) -> Answer:
     return replace(answer, body=bytes(body))
 
 
-def half(answer: Answer) -> Answer:
+def half(answer: S3Answer) -> S3Answer:
     """The first half of the body, called all that there is."""
     if answer.status not in _READ or len(answer.body) < 2:
         return answer
@@ -44,7 +44,7 @@ def half(answer: Answer) -> Answer:
         found = _CONTENT_RANGE.fullmatch(value) if name.lower() == "content-range" else None
         return f"bytes {found[1]}-{int(found[1]) + len(body) - 1}/{found[2]}" if found else value
 
-    return Answer(answer.status, tuple((name, told(name, value)) for name, value in answer.headers), body)
+    return S3Answer(answer.status, tuple((name, told(name, value)) for name, value in answer.headers), body)
 
 
 class OtherObjects:
@@ -56,7 +56,7 @@ class OtherObjects:
             server.endpoint, server.access_key, server.secret_key, secure=False, region="us-east-1"
         )
 
-    def __call__(self, request: Request, answer: Answer) -> Answer:
+    def __call__(self, request: Request, answer: S3Answer) -> S3Answer:
         asked = object_of(request)
         if asked is None or answer.status not in _READ:
             return answer
@@ -72,11 +72,11 @@ class OtherObjects:
         names = [found.object_name for found, _ in zip(listed, range(_MOST_LISTED), strict=False)]
         return [name for name in names if name and name != key]
 
-    def _read(self, bucket: str, key: str, request: Request) -> Answer:
+    def _read(self, bucket: str, key: str, request: Request) -> S3Answer:
         asked = request.headers.get("range")
         response = self._client.get_object(bucket, key, request_headers={"Range": asked} if asked else None)
         try:
-            return Answer(response.status, of_the_body(response.headers.items()), response.data)
+            return S3Answer(response.status, of_the_body(response.headers.items()), response.data)
         finally:
             response.close()
             response.release_conn()

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from minio import Minio
 
-from load_tests.servers.faulty_s3 import Fault, FaultyS3, Plan, Request
+from load_tests.servers.faulty_s3 import FaultyS3, Plan, Request, S3Fault
 from load_tests.servers.s3 import S3Server
 from services.kv_store.blobs.protocol import Blobs, Last
 from services.kv_store.documents.documents import Documents
@@ -48,10 +48,10 @@ def loaded(blobs: Blobs, name: str) -> bytes:
     return bytes(out)
 
 
-def of(method: str, fault: Fault, number_of_times: int = 1_000_000) -> Plan:
+def of(method: str, fault: S3Fault, number_of_times: int = 1_000_000) -> Plan:
     left = [number_of_times]
 
-    def plan(request: Request) -> Fault | None:
+    def plan(request: Request) -> S3Fault | None:
         if request.method != method or left[0] == 0:
             return None
         left[0] -= 1
@@ -135,18 +135,18 @@ def test_a_call_that_gave_up_spares_the_next_ones_the_wait(own_server: S3Server)
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault(status=503, code="SlowDown"),
-        Fault(status=503, code="SlowDownRead"),
-        Fault(status=500, code="InternalError"),
-        Fault(status=502, code=""),
-        Fault(status=429, code="TooManyRequests"),
-        Fault(status=400, code="RequestTimeout"),
-        Fault(reset=True),
-        Fault(lost_answer=True),
+        S3Fault(status=503, code="SlowDown"),
+        S3Fault(status=503, code="SlowDownRead"),
+        S3Fault(status=500, code="InternalError"),
+        S3Fault(status=502, code=""),
+        S3Fault(status=429, code="TooManyRequests"),
+        S3Fault(status=400, code="RequestTimeout"),
+        S3Fault(reset=True),
+        S3Fault(lost_answer=True),
     ],
     ids=str,
 )
-def test_failures_that_go_away_are_not_noticed(proxy: FaultyS3, fault: Fault) -> None:
+def test_failures_that_go_away_are_not_noticed(proxy: FaultyS3, fault: S3Fault) -> None:
     blobs = impatient(proxy.endpoint)
     dice = random.Random(4)
     proxy.plan = lambda request: fault if dice.random() < 0.4 else None
@@ -161,8 +161,10 @@ def test_failures_that_go_away_are_not_noticed(proxy: FaultyS3, fault: Fault) ->
     assert blobs.list().blobs == ()
 
 
-@pytest.mark.parametrize("fault", [Fault(status=503, code="SlowDown"), Fault(reset=True)], ids=str)
-def test_failures_that_stay_end_with_unavailable(proxy: FaultyS3, s3_server: S3Server, fault: Fault) -> None:
+@pytest.mark.parametrize("fault", [S3Fault(status=503, code="SlowDown"), S3Fault(reset=True)], ids=str)
+def test_failures_that_stay_end_with_unavailable(
+    proxy: FaultyS3, s3_server: S3Server, fault: S3Fault
+) -> None:
     blobs = impatient(proxy.endpoint)
     blobs.put("a", DATA)
     proxy.plan = lambda request: fault
@@ -179,7 +181,7 @@ def test_failures_that_stay_end_with_unavailable(proxy: FaultyS3, s3_server: S3S
 
 def test_a_slow_server_is_waited_for(proxy: FaultyS3) -> None:
     blobs = impatient(proxy.endpoint)
-    proxy.plan = lambda request: Fault(delay_s=0.1)
+    proxy.plan = lambda request: S3Fault(delay_s=0.1)
     blobs.put("a", DATA)
     assert loaded(blobs, "a") == whole(blobs, "a") == DATA
 
@@ -187,7 +189,7 @@ def test_a_slow_server_is_waited_for(proxy: FaultyS3) -> None:
 def test_a_server_that_hangs_is_given_up(proxy: FaultyS3) -> None:
     blobs = ObjectBlobs(settings_for(proxy.endpoint, read_timeout_s=0.2, retry_s=0.3))
     blobs.put("a", DATA)
-    proxy.plan = of("GET", Fault(delay_s=1.0))
+    proxy.plan = of("GET", S3Fault(delay_s=1.0))
     with pytest.raises(Unavailable):
         loaded(blobs, "a")
     proxy.plan = lambda request: None
@@ -205,14 +207,14 @@ def test_a_body_that_is_cut_off_is_continued_where_it_broke(
     blobs = impatient(proxy.endpoint)
     blobs.put("a", DATA)
     for read in (loaded, whole):
-        proxy.plan = of("GET", Fault(keep_bytes=keep_bytes, reset=reset), 3)
+        proxy.plan = of("GET", S3Fault(keep_bytes=keep_bytes, reset=reset), 3)
         assert read(blobs, "a") == DATA
 
 
 def test_what_arrived_is_not_asked_for_again(proxy: FaultyS3) -> None:
     blobs = impatient(proxy.endpoint)
     blobs.put("a", DATA)
-    proxy.plan = of("GET", Fault(keep_bytes=1_000_000))
+    proxy.plan = of("GET", S3Fault(keep_bytes=1_000_000))
     assert loaded(blobs, "a") == whole(blobs, "a") == DATA
     assert len([r for r in proxy.requests if r.method == "GET"]) == 2 * (len(DATA) // 1_000_000 + 1)
 
@@ -220,7 +222,7 @@ def test_what_arrived_is_not_asked_for_again(proxy: FaultyS3) -> None:
 def test_a_body_that_is_always_empty_ends_with_unavailable(proxy: FaultyS3) -> None:
     blobs = impatient(proxy.endpoint)
     blobs.put("a", DATA)
-    proxy.plan = of("GET", Fault(keep_bytes=0))
+    proxy.plan = of("GET", S3Fault(keep_bytes=0))
     for read in (loaded, whole):
         with pytest.raises(Unavailable, match="early"):
             read(blobs, "a")
@@ -230,7 +232,7 @@ def test_a_listing_that_is_cut_off_is_asked_for_again(proxy: FaultyS3) -> None:
     blobs = impatient(proxy.endpoint)
     for i in range(20):
         blobs.put(str(i), b"x")
-    proxy.plan = of("GET", Fault(keep_bytes=700), 2)
+    proxy.plan = of("GET", S3Fault(keep_bytes=700), 2)
     assert len(blobs.list().blobs) == 20
 
 
@@ -241,11 +243,11 @@ def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed_with_the_other
         direct.put("a", DATA)
         gets: list[Request] = []
 
-        def plan(request: Request, gets: list[Request] = gets) -> Fault | None:
+        def plan(request: Request, gets: list[Request] = gets) -> S3Fault | None:
             gets.append(request)
             if len(gets) == 2:
                 direct.put("a", bytes(len(DATA)))
-            return Fault(keep_bytes=5000) if len(gets) == 1 else None
+            return S3Fault(keep_bytes=5000) if len(gets) == 1 else None
 
         blobs.check()
         proxy.plan = plan
@@ -307,7 +309,7 @@ def test_a_missing_bucket_that_may_not_be_created_is_a_clear_error(
     blobs = impatient(s3_server.endpoint, create_bucket=False)
     with pytest.raises(FailedPrecondition, match=r"objects\.bucket.*objects\.create_bucket"):
         blobs.put("a", b"x")
-    proxy.plan = of("PUT", Fault(status=403, code="AccessDenied"))
+    proxy.plan = of("PUT", S3Fault(status=403, code="AccessDenied"))
     blobs = impatient(proxy.endpoint)
     with pytest.raises(FailedPrecondition, match=r"objects\.bucket.*may not create it"):
         blobs.put("a", b"x")
@@ -349,10 +351,13 @@ def test_a_bucket_that_is_removed_meanwhile_is_reported_and_then_created_again(s
 
 @pytest.mark.parametrize(
     "fault",
-    [Fault(status=507, code="XMinioStorageFull"), Fault(status=400, code="XMinioAdminBucketQuotaExceeded")],
+    [
+        S3Fault(status=507, code="XMinioStorageFull"),
+        S3Fault(status=400, code="XMinioAdminBucketQuotaExceeded"),
+    ],
     ids=str,
 )
-def test_a_full_server_is_said_to_be_full(proxy: FaultyS3, fault: Fault) -> None:
+def test_a_full_server_is_said_to_be_full(proxy: FaultyS3, fault: S3Fault) -> None:
     blobs = impatient(proxy.endpoint)
     blobs.put("a", b"x")
     proxy.plan = of("PUT", fault)
@@ -364,14 +369,14 @@ def test_a_full_server_is_said_to_be_full(proxy: FaultyS3, fault: Fault) -> None
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (Fault(status=403, code="RequestTimeTooSkewed"), "clocks"),
-        (Fault(status=400, code="AuthorizationHeaderMalformed"), r"objects\.region"),
-        (Fault(status=301, code="PermanentRedirect"), r"objects\.region"),
-        (Fault(status=403, code="AccessDenied"), "AWS_ACCESS_KEY_ID"),
+        (S3Fault(status=403, code="RequestTimeTooSkewed"), "clocks"),
+        (S3Fault(status=400, code="AuthorizationHeaderMalformed"), r"objects\.region"),
+        (S3Fault(status=301, code="PermanentRedirect"), r"objects\.region"),
+        (S3Fault(status=403, code="AccessDenied"), "AWS_ACCESS_KEY_ID"),
     ],
     ids=str,
 )
-def test_other_refusals_say_what_to_do(proxy: FaultyS3, fault: Fault, said: str) -> None:
+def test_other_refusals_say_what_to_do(proxy: FaultyS3, fault: S3Fault, said: str) -> None:
     blobs = impatient(proxy.endpoint)
     blobs.check()
     proxy.plan = of("PUT", fault)
@@ -388,7 +393,7 @@ def test_large_objects_travel_in_parts_and_are_repeated(proxy: FaultyS3, tmp_pat
     path = tmp_path / "file"
     path.write_bytes(data)
     blobs.check()
-    proxy.plan = of("PUT", Fault(status=503, code="SlowDown"), 2)
+    proxy.plan = of("PUT", S3Fault(status=503, code="SlowDown"), 2)
     blobs.put_file("a", path)
     assert whole(blobs, "a") == data
     assert len([r for r in proxy.requests if "partNumber=" in r.path]) > 4

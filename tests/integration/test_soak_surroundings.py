@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from load_tests.servers.faulty_s3 import Fault, FaultyS3, Request
+from load_tests.servers.faulty_s3 import FaultyS3, Request, S3Fault
 from load_tests.servers.memory_limit import LEFT_BYTES, MemoryLimit, NoMemoryLimit
 from load_tests.servers.s3 import S3Server
 from load_tests.servers.s3_lies import OtherObjects, half, object_of
@@ -37,7 +37,7 @@ def test_a_read_is_answered_with_another_object_of_its_kind(s3_server: S3Server)
         ):
             blobs.put(name, data)
         lie = OtherObjects(s3_server, random.Random(1))
-        proxy.plan = lambda request: Fault(altered=lambda answer: lie(request, answer))
+        proxy.plan = lambda request: S3Fault(altered=lambda answer: lie(request, answer))
         assert b"".join(blobs.read("chunks/a")) == b"these are chunks/b"
         assert b"".join(blobs.read("manifests/c")) == b"these are manifests/c", (
             "there is no other of its kind"
@@ -49,8 +49,8 @@ def test_half_of_an_object_is_not_taken_for_the_whole_span(s3_server: S3Server) 
         blobs = impatient(proxy.endpoint, bucket=new_bucket())
         blobs.put("chunks/a", bytes(1000))
 
-        def plan(request: Request) -> Fault | None:
-            return Fault(altered=half) if object_of(request) else None
+        def plan(request: Request) -> S3Fault | None:
+            return S3Fault(altered=half) if object_of(request) else None
 
         proxy.plan = plan
         got = bytearray()

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from load_tests.servers.faulty_s3 import Answer, Request
+from load_tests.servers.faulty_s3 import Request, S3Answer
 from load_tests.servers.s3_lies import half, object_of, wrong_bytes
 
-PART = Answer(206, (("Content-Range", "bytes 100-109/4000"), ("ETag", '"e"')), b"0123456789")
-REFUSED = Answer(404, (), b"<Error/>")
+PART = S3Answer(206, (("Content-Range", "bytes 100-109/4000"), ("ETag", '"e"')), b"0123456789")
+REFUSED = S3Answer(404, (), b"<Error/>")
 
 
 def test_wrong_bytes_differ_in_one_bit() -> None:
@@ -20,8 +20,8 @@ def test_wrong_bytes_differ_in_one_bit() -> None:
 
 
 def test_half_of_a_body_calls_itself_all_that_was_asked_for() -> None:
-    assert half(PART) == Answer(206, (("Content-Range", "bytes 100-104/4000"), ("ETag", '"e"')), b"01234")
-    assert half(Answer(200, (("ETag", '"e"'),), b"0123")).body == b"01"
+    assert half(PART) == S3Answer(206, (("Content-Range", "bytes 100-104/4000"), ("ETag", '"e"')), b"01234")
+    assert half(S3Answer(200, (("ETag", '"e"'),), b"0123")).body == b"01"
 
 
 def test_errors_stay_as_they_are() -> None:
