@@ -282,8 +282,9 @@ class Generator:
 
     async def warm(self, chunks: Sequence[HotChunk]) -> None:
         """Loads them in advance, as far as there is free room; see ``warming``."""
-        num_resident = await warm(self._engine, chunks)
-        log.info("%d of another replica's %d hottest chunks are resident", num_resident, len(chunks))
+        if chunks:
+            num_resident = await warm(self._engine, chunks)
+            log.info("%d of another replica's %d hottest chunks are resident", num_resident, len(chunks))
 
     def resident_chunk_ids(self) -> Sequence[str]:
         """Chunks of which memory holds anything: their KV, or that of conversations over them."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster.local import launcher
+from cluster.local.state import RunDirectory
 from shared.clients.doors import forest_client, generation_client
 from shared.generation.asked import SamplingParams
 from shared.generation.forest import Edit, Grow, Start
@@ -93,13 +94,9 @@ def generators(stack: Stack) -> int:
     return len(stack.processes.of("generator"))
 
 
-def log_of(stack: Stack, pattern: str) -> str:
-    logs = Path(stack.state.ray_dir).rglob(f"serve/{pattern}")
-    return "".join(path.read_text(encoding="utf-8") for path in logs)
-
-
 def log_of_decisions(stack: Stack) -> str:
-    return log_of(stack, "controller_*.log")
+    logs = Path(stack.state.ray_dir).rglob("serve/controller_*.log")
+    return "".join(path.read_text(encoding="utf-8") for path in logs)
 
 
 async def until(probe: object, what: str) -> None:
@@ -115,7 +112,8 @@ async def test_replicas_come_and_go_and_cut_nothing(scaled: Stack) -> None:
         await until(lambda: "to 2 replicas" in log_of_decisions(scaled) or None, "decision for two replicas")
         await until(lambda: generators(scaled) == 2 or None, "second generator")
         warmed = "1 of another replica's 1 hottest chunks are resident"
-        await until(lambda: warmed in log_of(scaled, "replica_*.log") or None, "warm second generator")
+        log = RunDirectory(scaled.data_dir).log_path
+        await until(lambda: warmed in log.read_text(encoding="utf-8") or None, "warm second generator")
     finally:
         asking.cancel()
     with contextlib.suppress(asyncio.CancelledError):
