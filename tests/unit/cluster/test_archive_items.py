@@ -29,7 +29,7 @@ from shared.kv_items import Expected, Item
 from shared.limits import RequestLimits
 from shared.principals.principal import Principal, Role
 from shared.request import RequestContext
-from tests.kv_stores import KnownNodes, agent_on, over_grpc
+from tests.kv_stores import KnownNodes, agent_on
 from tests.unit.cluster.test_archive import MODEL, QUIET, Store, ctx
 
 ANNA = Principal("key/anna", "acme", frozenset({Role.WRITER}), frozenset("*"))
@@ -264,10 +264,9 @@ async def test_quotas_hold_for_what_is_imported(store: Store, tmp_path: Path, fi
     own = {"acme/key/anna": OwnAllowance(stored_bytes=1200)} if limit == "principal" else {}
     limits = RequestLimits(per_principal=PrincipalLimits(of=own))
     agent = agent_on(tmp_path / "agent", "home", KnownNodes(), quotas=quotas, limits=limits)
-    async with over_grpc(agent) as client:
-        with pytest.raises(StorageFull, match=r"quota of 1200|key/anna of tenant 'acme'"):
-            await import_collection(QUIET, client, ctx(), MODEL, file)
-        brought = (await client.item_page(ctx(), "")).items
-        assert 0 < len(brought) < 6
-        assert {item.stored_by for item in brought} == {"key/anna"}
+    with pytest.raises(StorageFull, match=r"quota of 1200|key/anna of tenant 'acme'"):
+        await import_collection(QUIET, agent, ctx(), MODEL, file)
+    brought = (await agent.item_page(ctx(), "")).items
+    assert 0 < len(brought) < 6
+    assert {item.stored_by for item in brought} == {"key/anna"}
     await agent.close()
