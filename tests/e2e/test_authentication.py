@@ -64,9 +64,12 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, documents: Path) -> Iterat
 
 @pytest.fixture(scope="module")
 def keys(guarded: Stack) -> dict[Role, str]:
-    """Of the tenant acme, one of each role."""
-    roles = (Role.READER, Role.WRITER, Role.ADMIN)
-    made = {role: created(guarded.data_dir, role.value, "--role", role.value) for role in roles}
+    """Of the tenant acme, one of each role; the admin's reads everything, or it could not move items."""
+    groups = {Role.READER: (), Role.WRITER: (), Role.ADMIN: ("--group", "*")}
+    made = {
+        role: created(guarded.data_dir, role.value, "--role", role.value, *group)
+        for role, group in groups.items()
+    }
     asyncio.run(everywhere(guarded, made[Role.ADMIN]))
     return made
 

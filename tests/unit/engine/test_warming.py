@@ -97,11 +97,11 @@ def test_chunks_that_cannot_be_had_leave_nothing_behind(
     other = engine_of(source=shelf)
     assert warm(other, chunks) == 1
     assert other.stats().resident_chunk_ids == (chunks[2].chunk_id,)
-    assert shelf.num_unclosed == 0
     (one,) = run(other, request)
     assert sorted(one.done.usage.chunk_origins) == ["computed", "computed", "resident"]
     other.close()
     other.shut_down()
+    assert shelf.num_unclosed == 0
     assert (chunks[0].chunk_id, True) in shelf.saves, "it is replaced when it is asked for"
 
 
