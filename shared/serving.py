@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import uuid
@@ -95,7 +96,12 @@ def metrics_of_process(
 
 @functools.cache
 def metrics_of_routers(application: str, config: MetricsConfig) -> Metrics:
-    """Of all routers to ``application`` in this process: there is one for each handle, and one outlet."""
+    """Of all routers to ``application`` in this process: there is one for each handle, and one outlet. A
+    replica of ``application`` itself, which asks its like, tells no decisions of its own: the outlet of that
+    name is its service's."""
+    with contextlib.suppress(RayServeException):
+        if serve.get_replica_context().app_name == application:
+            return Metrics(application, config=config)
     return metrics_of_process(application, f"router-{uuid.uuid4().hex[:8]}", replace(config, port=0))
 
 
