@@ -226,8 +226,9 @@ class Items:
 
     def _stored(self, who: Principal, item: Item, content: bytes) -> Item:
         digest = hashlib.sha256(content).hexdigest() if content else ""
-        whose = {"created_s": self._clock(), "stored_by": who.name}
-        return replace(item, size_bytes=len(content), digest=digest, **whose)  # type: ignore[arg-type]
+        return replace(
+            item, size_bytes=len(content), digest=digest, created_s=self._clock(), stored_by=who.name
+        )
 
     def _names_after(
         self, tenant: str, kind: str, prefix: str, start_after: str, descending: bool
