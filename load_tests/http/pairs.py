@@ -63,8 +63,9 @@ def _between_ms(sample: Sample) -> float:
     return (sample.last_token_s - sample.first_token_s) * MS / (sample.reply.usage.generated_tokens - 1)
 
 
-def findings(name: str, pairs: Sequence[DoorPair], aim_ms: float) -> Iterator[Measurement]:
-    """Both medians, and that of the differences with its 95 % interval and what of the aim it takes."""
+def findings(name: str, pairs: Sequence[DoorPair], aim_ms: float | None) -> Iterator[Measurement]:
+    """Both medians, and that of the differences with its 95 % interval and what of the aim it takes; None:
+    there is no aim."""
     http, grpc = [pair.http for pair in pairs], [pair.grpc for pair in pairs]
     yield measured(f"{name}_http", http, "ms", baseline=grpc)
     more = median_of([pair.http - pair.grpc for pair in pairs])

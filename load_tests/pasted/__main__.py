@@ -28,7 +28,7 @@ from load_tests.benchmark import at_least, exit_code, json_option, new_parser, o
 from load_tests.pasted.documents import prose
 from load_tests.pasted.pairs import AskedOnce, AskedTwice, ask_twice, findings
 from load_tests.service.demo_cluster import demo_cluster
-from load_tests.service.http_load import http_client
+from load_tests.service.http_clients import openai_client
 from shared.errors import ConfigError, FailedPrecondition
 from shared.generation.modes import ReuseMode
 from shared.measuring.report import write_report
@@ -71,7 +71,7 @@ async def _pairs(args: argparse.Namespace, prompts: PromptTokenizer, address: st
             for i in range(args.documents)
         ]
 
-    async with http_client(address) as client:
+    async with openai_client(address) as client:
         model = (await client.models.list()).data[0].id
 
         async def ask(message: str) -> AskedOnce:

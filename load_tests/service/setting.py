@@ -17,7 +17,8 @@ from cluster.cli.ingest_command import ingest_files
 from cluster.cli.sources import find_sources
 from cluster.paths import DEMO_ASSETS
 from load_tests.engine.ours import Ours
-from load_tests.service.http_load import HttpLoad, http_client
+from load_tests.service.http_clients import bare_client
+from load_tests.service.http_load import HttpLoad
 from load_tests.service.loads import Load, QuestionLoad, QuestionPlan, TokenLoad, TokenPlan
 from load_tests.service.outcome import Outcome
 from load_tests.service.plan import LoadPlan, options_of
@@ -172,7 +173,7 @@ async def _over_http(setting: Setting, load: Load) -> AsyncIterator[HttpLoad | N
     if not setting.http or not isinstance(load, QuestionLoad) or load.plan.num_questions > 1:
         yield None
         return
-    async with http_client(setting.http, setting.key) as client:
+    async with bare_client(setting.http, setting.key) as client:
         yield HttpLoad(client, load)
 
 

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from load_tests.service.command import _parser
+from load_tests.service.http_clients import OpenAiClient
 from load_tests.service.http_load import HttpLoad
 from load_tests.service.loads import QuestionLoad, QuestionPlan
 from load_tests.service.setting import Setting
@@ -31,7 +32,8 @@ def load_over(transport: httpx2.AsyncBaseTransport, **plan: Any) -> HttpLoad:
     client = openai.AsyncOpenAI(api_key="none", base_url="http://gateway/v1", http_client=http, max_retries=0)
     asked = QuestionPlan("handbook", (WHO,), **plan)
     # its own client is not asked
-    return HttpLoad(client, QuestionLoad(None, asked, lambda: RequestContext.create(tenant="load-test")))  # type: ignore[arg-type]
+    load = QuestionLoad(None, asked, lambda: RequestContext.create(tenant="load-test"))  # type: ignore[arg-type]
+    return HttpLoad(OpenAiClient(client), load)
 
 
 def gateway(generator: FakeGenerator) -> httpx2.ASGITransport:
