@@ -32,13 +32,7 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 START_TIMEOUT_S = 1800.0  # a model may have to be downloaded first
 STOP_TIMEOUT_S = 60.0
-SERVE_ENVIRONMENT = {
-    # Serve replaces a proxy that died after three looks at it: half a minute by its default
-    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
-    # a thread between Serve's event loop and the RPCs' costs every message two changes of thread
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-}
-"""Here and in the chart's pods."""
+PROXY_CHECK_S = "2"  # Serve replaces a proxy that died after three looks at it: half a minute by its default
 _EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")  # what outgoing connections are given
 _FIRST_PORT = 20_000  # Ray's workers take ports below it
 
@@ -168,13 +162,14 @@ def _environment(base: dict[str, str], config: QuiltConfig) -> dict[str, str]:
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(config.limits.largest_bytes),
         # Serve kills a proxy that does not run within 5 s: on a busy machine, each of them
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": PROXY_CHECK_S,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
         "RAY_COLOR_PREFIX": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
     public = listening.environment(config.grpc_host, config.grpc_port, config.tls_cert, config.tls_key)
-    return base | public | slow_readers.environment(config.limits.stall_s) | SERVE_ENVIRONMENT | ours
+    return base | public | slow_readers.environment(config.limits.stall_s) | ours
 
 
 def _wait(

@@ -289,8 +289,6 @@ emptyDir:
 - {name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, value: shared.slow_readers.guards}
 # Serve replaces a proxy that died after three looks at it.
 - {name: RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S, value: "2"}
-# The RPCs run in the replica's own event loop: a thread between them costs every message two changes of thread.
-- {name: RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD, value: "0"}
 - {name: RAY_DEDUP_LOGS, value: "0"}
 - {name: RAY_COLOR_PREFIX, value: "0"}
 {{- if eq .Values.rayAuth "disabled" }}

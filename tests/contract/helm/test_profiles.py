@@ -13,7 +13,7 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.compose import APPLICATIONS
-from cluster.local.launcher import SERVE_ENVIRONMENT
+from cluster.local.launcher import PROXY_CHECK_S
 from shared.limits import RequestLimits
 from tests.helm import KUBERNETES, PROFILES, Helm, only, profile, serve_config_of
 
@@ -136,10 +136,10 @@ def test_no_pod_takes_in_messages_that_no_request_may_be(helm: Helm, given: dict
         assert environment["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"] == str(RequestLimits(**given).largest_bytes)
 
 
-def test_serve_runs_in_pods_as_on_one_machine(objects: list[dict[str, Any]]) -> None:
+def test_a_proxy_that_died_is_replaced_as_soon_as_on_one_machine(objects: list[dict[str, Any]]) -> None:
     for template in ray_templates(objects).values():
         environment = {e["name"]: e.get("value") for e in template["spec"]["containers"][0]["env"]}
-        assert SERVE_ENVIRONMENT.items() <= environment.items()
+        assert environment["RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"] == PROXY_CHECK_S
 
 
 def test_every_resource_that_a_replica_asks_for_is_offered_by_one_group(
