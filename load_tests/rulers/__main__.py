@@ -5,7 +5,8 @@
     … --permutations 3 --questions 3 --prompts 3           whether they run
 
 On a stack of its own, whose model (SmolLM2) they ask by its name and a mode: what they paste is cut out of
-their messages and reused. Each workload is run once with everything computed (`full`), then with reuse:
+their messages and reused. Each workload is run once with everything computed (`full`), then by each of the
+--modes in the same stack; `auto` is what the model's verdict says, `full` without one:
 
     lmcache long-doc-permutator   the same random words as long documents, in many orders, one token each
     lmcache rag-qa-quality        the demo's questions with passages; answers between tags, scored by F1
@@ -34,6 +35,7 @@ from load_tests.rulers.workloads import write_prompts, write_questions
 from load_tests.service.demo_cluster import demo_cluster
 from shared.errors import ConfigError
 from shared.generation.modes import ReuseMode
+from shared.generation.orders import Auto, mode_named
 from shared.measuring.report import Measurement, write_report
 from shared.prompt import PromptTokenizer
 
@@ -46,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser(NAME, __doc__)
     parser.add_argument("--tools", type=Path, required=True, help="the environment of `make rulers`")
     option(parser, "--model", SMOLLM2, "a name, a directory or a GGUF file, as of `kvquilt up`")
-    option(parser, "--mode", str(ReuseMode.REORDERED), "that is compared with full")
+    option(parser, "--modes", f"{Auto.AUTO},{ReuseMode.REORDERED}", "that are compared with full")
     option(parser, "--context-tokens", 512, "of each document", type=at_least(64))
     option(parser, "--permutations", 10, "of LMCache's documents", type=at_least(2))
     option(parser, "--questions", 12, "of LMCache's quality workload", type=at_least(1))
@@ -59,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(args: argparse.Namespace) -> None:
+    modes = [mode_named(name, "--modes") for name in args.modes.split(",")]
     model = resolve_model(args.model, "--model", os.environ)
     prompts = PromptTokenizer.of_model(model)
     if prompts is None:
@@ -79,11 +82,11 @@ def _measure(args: argparse.Namespace) -> None:
         with demo_cluster(None, Console(stderr=True, highlight=False), model=args.model) as state:
             harnesses = Harnesses(args.tools.absolute(), scratch, state.http)
             name = openai.OpenAI(base_url=f"{state.http}/v1", api_key="none").models.list().data[0].id
-            arms = [f"{name}:{ReuseMode.FULL}", f"{name}:{args.mode}"]
+            arms = [f"{name}:{mode}" for mode in (ReuseMode.FULL, *modes)]
             for arm in arms:
                 (scratch / arm).symlink_to(model)
             ruled = [told for arm in arms for told in _ruled(harnesses, arm, args)]
-    measurements = printed(findings(ruled, *arms))
+    measurements = printed(findings(ruled, arms[0]))
     if args.json:
         write_report(args.json, measurements)
 
@@ -98,14 +101,14 @@ def _ruled(harnesses: Harnesses, arm: str, args: argparse.Namespace) -> Iterator
     yield harnesses.guidellm(arm, scratch / "prompts.jsonl", args.prompts, args.max_tokens)
 
 
-def findings(ruled: Sequence[Ruled], full: str, reused: str) -> Iterator[Measurement]:
-    """Each figure of ``reused`` beside that of ``full``. What did not run is printed as it said."""
+def findings(ruled: Sequence[Ruled], full: str) -> Iterator[Measurement]:
+    """Each figure of the other arms beside that of ``full``. What did not run is printed as it said."""
     by_arm = {(r.harness, r.workload, r.arm): r for r in ruled}
     for one in ruled:
         if one.error:
             print(f"{one.harness} {one.workload} {one.arm}: {one.error}")
         baseline = by_arm.get((one.harness, one.workload, full))
-        if one.arm != reused or baseline is None:
+        if one.arm == full or baseline is None:
             continue
         for name, value in baseline.figures.items():
             if name in one.figures:
@@ -115,7 +118,8 @@ def findings(ruled: Sequence[Ruled], full: str, reused: str) -> Iterator[Measure
 def _figure(one: Ruled, name: str, baseline: float) -> Measurement:
     value = one.figures[name]
     is_time = name.endswith("_ms")
-    label = f"{one.harness}_{one.workload}_{name.removesuffix('_ms')}".replace("-", "_")
+    mode = one.arm.rpartition(":")[2]
+    label = f"{one.harness}_{one.workload}_{mode}_{name.removesuffix('_ms')}".replace("-", "_")
     better = (baseline / value if value else None) if is_time else (value / baseline if baseline else None)
     return Measurement(label, value, "ms" if is_time else "share", baseline, better)
 

@@ -103,9 +103,12 @@ def test_findings_set_reuse_beside_full(capsys: pytest.CaptureFixture[str]) -> N
         Ruled("lmcache", "rag-qa-quality", REUSED, {"p50_ttft_ms": 10.0, "f1_mean": 0.25}),
         Ruled("guidellm", "synchronous", REUSED, {"p50_ttft_ms": 9.0}),
     ]
-    found = {m.name: m for m in findings(ruled, FULL, REUSED)}
-    assert found.keys() == {"lmcache_rag_qa_quality_p50_ttft", "lmcache_rag_qa_quality_f1_mean"}
-    ttft, f1 = (found[f"lmcache_rag_qa_quality_{name}"] for name in ("p50_ttft", "f1_mean"))
+    found = {m.name: m for m in findings(ruled, FULL)}
+    assert found.keys() == {
+        "lmcache_rag_qa_quality_reordered_p50_ttft",
+        "lmcache_rag_qa_quality_reordered_f1_mean",
+    }
+    ttft, f1 = (found[f"lmcache_rag_qa_quality_reordered_{name}"] for name in ("p50_ttft", "f1_mean"))
     assert (ttft.value, ttft.unit, ttft.baseline, ttft.ratio) == (10.0, "ms", 30.0, 3.0)
     assert (f1.value, f1.baseline, f1.ratio) == (0.25, 0.5, 0.5)
     assert "guidellm synchronous tiny:full: refused" in capsys.readouterr().out
