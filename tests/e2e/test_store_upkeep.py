@@ -6,10 +6,13 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import grpc
+import openai
 import pytest
 
+from services.gateway.http.headers import TENANT_HEADER
 from services.kv_store.tiers.memory_directory import memory_directory
 from shared.clients import retrieval
 from shared.clients.grpc_transport import GrpcTransport
@@ -114,6 +117,35 @@ def test_a_collection_moves_as_a_file_to_another_tenant_and_answers_there(
     again = stack.cli("--tenant", "acme", "store", "import", str(file), "-c", "moved")
     assert again.returncode == 0
     assert stack.cli("--tenant", "acme", "delete", "--all", "-c", "moved").returncode == 0
+
+
+def client_of(stack: Stack, tenant: str) -> openai.OpenAI:
+    headers = {TENANT_HEADER: tenant}
+    return openai.OpenAI(base_url=f"{stack.state.http}/v1", api_key="none", default_headers=headers)
+
+
+def test_what_is_kept_over_http_moves_with_all_of_a_tenant(stack: Stack, tmp_path: Path) -> None:
+    """The file, the vector store that it is in, and a response, each under its id."""
+    archive, text = tmp_path / "library.kvquilt", TEXTS["orvale.md"].encode()
+    from_client, to_client = client_of(stack, "library"), client_of(stack, "branch")
+    uploaded = from_client.files.create(file=("orvale.md", text), purpose="assistants")
+    store = from_client.vector_stores.create(name="library")
+    member = from_client.vector_stores.files.create_and_poll(uploaded.id, vector_store_id=store.id)
+    assert member.status == "completed", member.last_error
+    asked: Any = {"model": "demo", "input": "What is violet?", "max_output_tokens": 4, "store": True}
+    tool = {"type": "file_search", "vector_store_ids": [store.id]}
+    response = from_client.responses.create(**asked, tools=[tool])
+
+    exported = stack.cli("--tenant", "library", "store", "export", str(archive))
+    assert exported.returncode == 0, exported.stderr
+    brought = stack.cli("--tenant", "branch", "store", "import", str(archive))
+    assert brought.returncode == 0, brought.stderr
+    assert to_client.files.content(uploaded.id).read() == text
+    assert [f.id for f in to_client.vector_stores.files.list(store.id)] == [member.id]
+    assert to_client.vector_stores.retrieve(store.id).name == "library"
+    found = to_client.vector_stores.search(store.id, query="What is violet?")
+    assert "violet" in found.data[0].content[0].text
+    assert to_client.responses.retrieve(response.id).output_text == response.output_text
 
 
 def test_kv_changes_its_encoding_and_back_and_answers_all_the_time(stack: Stack, collection: str) -> None:
