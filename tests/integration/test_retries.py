@@ -95,10 +95,11 @@ async def test_what_goes_on_failing_is_told_in_the_end() -> None:
     server = Server(*[grpc.StatusCode.UNAVAILABLE] * 99)
     async with connected(server) as transport:
         with pytest.raises(Unavailable, match="the node is gone"):
-            await health(transport, timeout_s=1.0)
+            await health(transport, timeout_s=3.0)
+        of_health = server.num_calls
         with pytest.raises(Unavailable, match="the node is gone"):
-            await tokens(transport, timeout_s=1.0)
-    assert server.num_calls == 2 * 3  # after 0.1 and 0.3 s
+            await tokens(transport, timeout_s=3.0)
+    assert min(of_health, server.num_calls - of_health) > 1
 
 
 async def test_an_answer_that_has_begun_is_never_begun_anew() -> None:
