@@ -3,8 +3,8 @@ whose work is as little as that of gRPC's client."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, Protocol
 
 import aiohttp
@@ -35,26 +35,26 @@ class OpenAiClient:
         self._client = client
 
     async def first_model(self) -> str:
-        try:
+        with self._typed_errors():
             return (await self._client.models.list()).data[0].id
-        except openai.APIConnectionError as error:
-            raise self._unavailable(error) from error
 
     @asynccontextmanager
     async def lines(
         self, body: dict[str, Any], extension: dict[str, Any]
     ) -> AsyncIterator[AsyncIterator[str]]:
         create = self._client.chat.completions.with_streaming_response.create
-        try:
+        with self._typed_errors():
             async with create(**body, extra_body=extension) as response:
                 yield response.iter_lines()
+
+    @contextmanager
+    def _typed_errors(self) -> Iterator[None]:
+        try:
+            yield
         except openai.APIConnectionError as error:
-            raise self._unavailable(error) from error
+            raise _unavailable(self._client.base_url, error) from error
         except openai.APIStatusError as error:
             raise _refused(error.status_code, error.message) from error
-
-    def _unavailable(self, error: Exception) -> Unavailable:
-        return Unavailable(f"cannot ask over HTTP at {self._client.base_url}: {error}")
 
 
 class BareClient:
@@ -85,7 +85,7 @@ class BareClient:
                     raise _refused(response.status, await response.text())
                 yield response
         except aiohttp.ClientError as error:
-            raise Unavailable(f"cannot ask over HTTP at {self._base_url}: {error}") from error
+            raise _unavailable(self._base_url, error) from error
 
 
 def openai_client(address: str, key: str = "") -> openai.AsyncOpenAI:
@@ -104,6 +104,10 @@ async def bare_client(address: str, key: str = "") -> AsyncIterator[BareClient]:
 
 def _base_url(address: str) -> str:
     return f"{address.rstrip('/')}/v1"
+
+
+def _unavailable(base_url: object, error: Exception) -> Unavailable:
+    return Unavailable(f"cannot ask over HTTP at {base_url}: {error}")
 
 
 def _refused(status: int, message: str) -> FailedPrecondition:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import openai
 import pytest
 
 from services.gateway.http.headers import TENANT_HEADER
@@ -21,6 +20,7 @@ from shared.kv_format import inspect_chunk, write_chunk
 from shared.request import RequestContext
 from shared.search import IndexedChunk, IndexedDocument, IndexedIds
 from tests.e2e.stack import Stack
+from tests.e2e.test_http import client_of
 from tests.kv_chunks import kv_of
 
 pytestmark = pytest.mark.e2e
@@ -119,15 +119,12 @@ def test_a_collection_moves_as_a_file_to_another_tenant_and_answers_there(
     assert stack.cli("--tenant", "acme", "delete", "--all", "-c", "moved").returncode == 0
 
 
-def client_of(stack: Stack, tenant: str) -> openai.OpenAI:
-    headers = {TENANT_HEADER: tenant}
-    return openai.OpenAI(base_url=f"{stack.state.http}/v1", api_key="none", default_headers=headers)
-
-
 def test_what_is_kept_over_http_moves_with_all_of_a_tenant(stack: Stack, tmp_path: Path) -> None:
     """The file, the vector store that it is in, and a response, each under its id."""
     archive, text = tmp_path / "library.kvquilt", TEXTS["orvale.md"].encode()
-    from_client, to_client = client_of(stack, "library"), client_of(stack, "branch")
+    from_client, to_client = (
+        client_of(stack, default_headers={TENANT_HEADER: tenant}) for tenant in ("library", "branch")
+    )
     uploaded = from_client.files.create(file=("orvale.md", text), purpose="assistants")
     store = from_client.vector_stores.create(name="library")
     member = from_client.vector_stores.files.create_and_poll(uploaded.id, vector_store_id=store.id)

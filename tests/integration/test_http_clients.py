@@ -8,6 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from cluster.local.launcher import free_port
 from load_tests.service.http_clients import HttpClient, OpenAiClient, bare_client, openai_client
@@ -35,8 +40,15 @@ async def gateway(generator: FakeGenerator) -> AsyncIterator[str]:
     config = GatewayConfig(http=HttpConfig("tiny"))
     hits = {WHO: [hit("a", "Orla Venn built it"), hit("b", "It was built in 1874")]}
     app = http_app(Pipeline(FakeRetriever(hits), generator, config, Prefetching(None)), config.http)
+    async with serving(app) as address:
+        yield address
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp) -> AsyncIterator[str]:
+    """Yields its address."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
-    serving = asyncio.create_task(server.serve())
+    running = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)
     try:
@@ -44,7 +56,7 @@ async def gateway(generator: FakeGenerator) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
-        await serving
+        await running
 
 
 async def test_a_question_is_the_same_by_either_client() -> None:
@@ -65,6 +77,17 @@ async def test_what_is_refused_is_told_with_its_status() -> None:
     async with gateway(FakeGenerator({})) as address, bare_client(address) as bare:
         with pytest.raises(FailedPrecondition, match=r"over HTTP: status 400: .*top_k"):
             await load_by(bare, k=10_000).ask(0, ReuseMode.FULL, lambda branch: None)
+
+
+async def test_who_may_not_ask_is_told_by_either_client() -> None:
+    def refuses(request: Request) -> JSONResponse:
+        return JSONResponse({"error": {"message": "a key is needed"}}, 401)
+
+    app = Starlette(routes=[Route("/v1/models", refuses)])
+    async with serving(app) as address, bare_client(address) as bare, openai_client(address) as package:
+        for client in (bare, OpenAiClient(package)):
+            with pytest.raises(FailedPrecondition, match=r"over HTTP: status 401: .*a key is needed"):
+                await load_by(client).ask(0, ReuseMode.FULL, lambda branch: None)
 
 
 async def test_an_address_where_nobody_answers_is_named() -> None:

@@ -99,7 +99,10 @@ async def test_what_goes_on_failing_is_told_in_the_end() -> None:
         of_health = server.num_calls
         with pytest.raises(Unavailable, match="the node is gone"):
             await tokens(transport, timeout_s=3.0)
-    assert min(of_health, server.num_calls - of_health) > 1
+    for num_calls in (of_health, server.num_calls - of_health):
+        assert (
+            1 < num_calls <= 5
+        )  # pauses of 0.1, 0.2, 0.4 and 0.8 s fit into the time, or fewer on a busy machine
 
 
 async def test_an_answer_that_has_begun_is_never_begun_anew() -> None:
