@@ -181,6 +181,8 @@ class PretendGpu(TorchFunctionMode):
             _mark(args[0], is_there(args[1]))
             return out
         there = [is_there(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if name == "empty" and kwargs.pop("pin_memory", False):
+            return self.pin(func(*args, **kwargs))
         late = bool(kwargs.get("non_blocking"))
         if name in _NEEDS_HOST and any(there):
             raise TypeError(f"{name}: can't convert a tensor on {GPU} to numpy; bring it to the host first")

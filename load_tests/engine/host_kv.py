@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from shared.engine.kv.segment import copy_layers, interleaved
+from shared.engine.kv.segment import copy_layers
 from shared.engine.kv.source import NoSource, StoredSegment
 from shared.measuring.shapes import Shape
 
@@ -15,7 +15,7 @@ class HostKv(NoSource):
     """Has every chunk: the same numbers for all. Pinned for a GPU."""
 
     def __init__(self, shape: Shape, chunk_len: int, device: str = "cpu") -> None:
-        kv = torch.randn(shape.layers, 2, shape.kv_heads, chunk_len, shape.head_dim).bfloat16()
+        kv = torch.randn(2 * shape.layers, shape.kv_heads, chunk_len, shape.head_dim).bfloat16()
         self._kv = kv if device == "cpu" else kv.pin_memory()
 
     def open(
@@ -30,7 +30,7 @@ class _HostSegment:
     encoding = "exact"
 
     def __init__(self, kv: torch.Tensor) -> None:
-        self._kv_L2KTD = kv
+        self._kv_2LKTD = kv
 
     def when_begun(self, tell: Callable[[], None]) -> None:
         tell()
@@ -38,8 +38,8 @@ class _HostSegment:
     def read_layers(
         self, layers: range, k_out_LKTD: Sequence[torch.Tensor], v_out_LKTD: Sequence[torch.Tensor]
     ) -> None:
-        kv_L2KTD = self._kv_L2KTD[layers.start : layers.stop, :, :, : k_out_LKTD[0].shape[1]]
-        copy_layers(kv_L2KTD.flatten(0, 1).unbind(), interleaved(k_out_LKTD, v_out_LKTD))
+        kv_2LKTD = self._kv_2LKTD[2 * layers.start : 2 * layers.stop, :, : k_out_LKTD[0].shape[1]]
+        copy_layers(kv_2LKTD, k_out_LKTD, v_out_LKTD)
 
     def close(self) -> None:
         pass

@@ -55,7 +55,7 @@ class DeviceArrays:
     def _taken(self) -> Tensor:
         if self._pinned and self._pinned[0][1].query():  # type: ignore[no-untyped-call]
             return self._pinned.popleft()[0]
-        return torch.empty(len(self._device), dtype=torch.uint8).pin_memory()
+        return torch.empty(len(self._device), dtype=torch.uint8, pin_memory=True)
 
 
 def integers(values: Sequence[int], device: torch.device) -> Tensor:

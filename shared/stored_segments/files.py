@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from shared.engine.kv.encodings import EXACT, Buffers, encoding_of
-from shared.engine.kv.segment import copy_layers, interleaved
+from shared.engine.kv.segment import copy_layers
 from shared.engine.model.rope import RopeSpec, Rotation
 from shared.engine.model.spec import ModelSpec
 from shared.errors import CorruptData
@@ -200,7 +200,7 @@ class FileSegment:
             self._file.read_layer(layer, *map(array_of, buffers.values()))
         if self.encoding == EXACT:
             kv = [x_HTD for buffers in here for x_HTD in (buffers["k"], buffers["v"])]
-            copy_layers(kv, interleaved(k_out_LHTD, v_out_LHTD))
+            copy_layers(kv, k_out_LHTD, v_out_LHTD)
         else:
             there = memory.to(k_out_LHTD[0].device, non_blocking=True).view(len(layers), -1).unbind()
             for part, *kv_HTD in zip(there, k_out_LHTD, v_out_LHTD, strict=True):

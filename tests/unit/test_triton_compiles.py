@@ -89,6 +89,26 @@ def test_attend_uses_tensor_cores_and_asynchronous_copies_and_spills_nothing_of_
 
 
 @pytest.mark.parametrize(
+    ("shape", "num_rows"),
+    [
+        (QWEN2_7B, 128),
+        (Shape(torch.float16, 8, 4, 64), 128),
+        (Shape(torch.bfloat16, 8, 2, 256), 64),
+        (Shape(torch.float32, 8, 2, 128), 64),
+    ],
+    ids=str,
+)
+def test_tiles_are_as_high_as_a_processor_has_memory_for(shape: Shape, num_rows: int) -> None:
+    from shared.engine.backends.triton import high_tile
+
+    spec = spec_of(shape, torch.device("cuda"))
+    assert high_tile(spec, (9, 0)) == num_rows
+    assert high_tile(spec, (8, 9)) == 64
+    kernel = attend(shape, Tiling(num_rows, 4096), excludes=True)
+    assert kernel.metadata.shared <= HOPPER_SHARED_BYTES
+
+
+@pytest.mark.parametrize(
     "shape",
     [
         Shape(torch.float16, 8, 4, 64),

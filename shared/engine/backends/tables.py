@@ -32,6 +32,7 @@ Float32: TypeAlias = NDArray[np.float32]
 NumberT = TypeVar("NumberT", np.int32, np.int64, np.float32)
 _SPLIT_LENS = (256, 512, 1024, 2048, 4096, 8192)
 BLOCK_KEYS = 64  # that a program takes at a time
+_MANY_FLAT_ROWS = 2048  # from here on tiles may be higher
 _NOBODY = 1 << 30  # a flat row that no piece has
 LOG2_E = math.log2(math.e)  # kernels take powers of 2
 
@@ -119,10 +120,13 @@ def num_flat_rows(piece: Piece, group: int) -> int:
     return group * sum(visit.num_rows for visit in piece.visits)
 
 
-def choose_tiling(pieces: Sequence[Piece], group: int, num_kv_heads: int, num_processors: int) -> Tiling:
-    """Tiles of few rows where no stack is higher, splits as long as still keep every processor busy."""
+def choose_tiling(
+    pieces: Sequence[Piece], group: int, num_kv_heads: int, num_processors: int, high: int = 64
+) -> Tiling:
+    """Tiles of few rows where no stack is higher, of ``high`` where one is much higher; splits as long as
+    still keep every processor busy."""
     flat = [num_flat_rows(piece, group) for piece in pieces]
-    block_rows = 16 if max(flat) <= 16 else 64
+    block_rows = 16 if max(flat) <= 16 else 64 if max(flat) < _MANY_FLAT_ROWS else high
     lengths = [max(visit.num_tokens for visit in piece.visits) for piece in pieces]
     tiles = [num_kv_heads * -(-rows // block_rows) for rows in flat]
     for split_len in reversed(_SPLIT_LENS):
@@ -132,10 +136,12 @@ def choose_tiling(pieces: Sequence[Piece], group: int, num_kv_heads: int, num_pr
     return Tiling(block_rows, split_len)
 
 
-def plan_tables(lanes: Sequence[Lane], spec: ModelSpec, tiling: Tiling | None, num_processors: int) -> Tables:
-    """Of a step. ``tiling`` None: the one that suits it."""
+def plan_tables(
+    lanes: Sequence[Lane], spec: ModelSpec, tiling: Tiling | None, num_processors: int, high: int = 64
+) -> Tables:
+    """Of a step. ``tiling`` None: the one that suits it (``choose_tiling``)."""
     pieces, group = pieces_of(lanes), spec.num_heads // spec.num_kv_heads
-    tiling = tiling or choose_tiling(pieces, group, spec.num_kv_heads, num_processors)
+    tiling = tiling or choose_tiling(pieces, group, spec.num_kv_heads, num_processors, high)
     return build_tables(pieces, lanes, group, tiling)
 
 

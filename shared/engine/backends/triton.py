@@ -44,9 +44,11 @@ class TritonBackend:
         self._spec = spec
         self._rotation = spec.rotation()
         self._tiling = tiling
-        self._num_processors = 1
+        self._num_processors, self._high = 1, 64
         if spec.device.type == "cuda":
-            self._num_processors = torch.cuda.get_device_properties(spec.device).multi_processor_count
+            processor = torch.cuda.get_device_properties(spec.device)
+            self._num_processors = processor.multi_processor_count
+            self._high = high_tile(spec, (processor.major, processor.minor))
 
     @property
     def fixed(self) -> bool:
@@ -57,7 +59,7 @@ class TritonBackend:
         return self.attention(self.tables(lanes))
 
     def tables(self, lanes: Sequence[Lane]) -> Tables:
-        tables = plan_tables(lanes, self._spec, self._tiling, self._num_processors)
+        tables = plan_tables(lanes, self._spec, self._tiling, self._num_processors, self._high)
         # With fixed tiles also one program for all steps: without exclusions it is compiled anew and might
         # round elsewhere.
         return replace(tables, excludes=True) if self.fixed else tables
@@ -170,6 +172,12 @@ class TritonAttention:
             out = torch.empty(self._num_slots, num_heads, self._spec.head_dim, device=device)
             self._slots = out, torch.empty(self._num_slots, num_heads, device=device)
         return self._slots
+
+
+def high_tile(spec: ModelSpec, capability: tuple[int, int]) -> int:
+    """Rows of a high tile: 128 where a processor has the memory for them, as of an H100, else 64."""
+    fits = capability >= (9, 0) and spec.dtype.itemsize == 2 and spec.head_dim <= 128
+    return 128 if fits else 64
 
 
 def append_settings(spec: ModelSpec) -> dict[str, Any]:

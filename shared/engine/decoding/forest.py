@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -51,7 +52,7 @@ def placed_context(job: ContextJob, selected: Sequence[int]) -> PlacedContext:
         placements.append(Placement(job.prefix.segment, 0))
     ends = np.cumsum([0, *(len(chunk.token_ids) for chunk in request.chunks)])
     own = tuple(selected if row.stored else range(ends[-1]))
-    ids = [t for chunk in request.chunks for t in chunk.token_ids] if own else []
+    ids = list(chain.from_iterable(chunk.token_ids for chunk in request.chunks)) if own else []
     hidden_T = np.zeros(ends[-1], np.bool_)
     hidden_T[list(own)] = True
     of_chunks = np.split(hidden_T, ends[1:-1])[: len(request.chunks)]
@@ -65,7 +66,8 @@ def placed_context(job: ContextJob, selected: Sequence[int]) -> PlacedContext:
         end += len(chunk.token_ids)
     if row.offsets is Offsets.SIDE_BY_SIDE_NEAR:
         end = start + max((len(chunk.token_ids) for chunk in request.chunks), default=0)
-    return PlacedContext(tuple(placements), tuple(ids[t] for t in own), (*(start + t for t in own), end))
+    positions = (*map(start.__add__, own), end)
+    return PlacedContext(tuple(placements), tuple(map(ids.__getitem__, own)), positions)
 
 
 def plant(job: ContextJob) -> None:

@@ -43,10 +43,7 @@ class Excluded:
         device in one copy."""
         if not any(hidden_T.any() for hidden_T in hidden):
             return [None] * len(hidden)
-        words = [
-            np.packbits(np.pad(hidden_T, (0, -len(hidden_T) % _BITS)), bitorder="little").view("<i4")
-            for hidden_T in hidden
-        ]
+        words = [_words(hidden_T) for hidden_T in hidden]
         some = [words_W for words_W in words if words_W.any()]
         all_words = brought(torch.from_numpy(np.concatenate([np.tile(w, num_layers) for w in some])), device)
         parts = iter(all_words.split([num_layers * len(words_W) for words_W in some]))  # type: ignore[no-untyped-call]
@@ -66,3 +63,10 @@ class Excluded:
         words_W = self.words_LW[layer, begin // _BITS : -(-end // _BITS)]
         bits_T = (words_W[:, None] >> torch.arange(_BITS, device=words_W.device)).bitwise_and_(1).view(-1)
         return bits_T[begin % _BITS :][: end - begin].bool()
+
+
+def _words(hidden_T: NDArray[np.bool_]) -> NDArray[np.int32]:
+    bits = np.packbits(hidden_T, bitorder="little")
+    words_W = np.zeros(-(-len(hidden_T) // _BITS), np.dtype("<i4"))
+    words_W.view(np.uint8)[: len(bits)] = bits
+    return words_W

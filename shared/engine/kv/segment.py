@@ -8,6 +8,7 @@ head_dim.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 import numpy as np
 import torch
@@ -23,10 +24,37 @@ Ints = NDArray[np.int64]
 Places = Sequence[int] | Ints
 
 
+class LayerViews(Sequence[Tensor]):
+    """Keys (``first`` 0) or values (1) of ``layers``, [K, T, D] each, in one piece of memory of all layers,
+    ``kv_2LKTD``: of each layer keys and then values. A view is made when it is asked for: of a segment that
+    is loaded and placed as a whole, nobody does."""
+
+    def __init__(self, kv_2LKTD: Tensor, first: int, layers: range) -> None:
+        self.kv_2LKTD = kv_2LKTD
+        self._first = first
+        self._layers = layers
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    @overload
+    def __getitem__(self, layer: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, layer: slice) -> LayerViews: ...
+    def __getitem__(self, layer: int | slice) -> Tensor | LayerViews:
+        if isinstance(layer, slice):
+            return LayerViews(self.kv_2LKTD, self._first, self._layers[layer])
+        return self.kv_2LKTD[2 * self._layers[layer] + self._first]
+
+    def with_others(self) -> Tensor:
+        """Keys and values of these layers, which stand one behind the other, [2 · layers, K, T, D]."""
+        assert self._layers.step == 1, "layers stand one behind the other"
+        return self.kv_2LKTD[2 * self._layers.start : 2 * self._layers.stop]
+
+
 def side_by_side(parts: Sequence[Tensor]) -> Tensor | None:
-    """Tensors [K, T, D] as one [parts, K, T, D], where they lie one behind the other in one piece of memory
-    (``Segment`` on a GPU: of each layer keys and then values), so that one copy fills all; None: they do
-    not."""
+    """Tensors [K, T, D] as one [parts, K, T, D], where they lie one behind the other in one piece of memory,
+    so that one copy takes all; None: they do not."""
     first, size = parts[0], parts[0].numel()
     joint = first.untyped_storage().data_ptr() == parts[-1].untyped_storage().data_ptr() and all(
         part.is_contiguous()
@@ -37,14 +65,15 @@ def side_by_side(parts: Sequence[Tensor]) -> Tensor | None:
     return first.as_strided((len(parts), *first.shape), (size, *first.stride())) if joint else None
 
 
-def copy_layers(here: Sequence[Tensor], there: Sequence[Tensor]) -> None:
-    """Orders the copy of layers' keys and values, of each layer keys and then values, from pinned memory to a
-    GPU."""
-    joint_here, joint_there = side_by_side(here), side_by_side(there)
-    if joint_here is not None and joint_there is not None:
-        joint_there.copy_(joint_here, non_blocking=True)
-        return
-    for x_KTD, out_KTD in zip(here, there, strict=True):
+def copy_layers(here: Tensor | Sequence[Tensor], k_LKTD: Sequence[Tensor], v_LKTD: Sequence[Tensor]) -> None:
+    """Orders the copy of layers' keys and values from pinned memory to a GPU. ``here``: of each layer keys
+    and then values."""
+    if isinstance(k_LKTD, LayerViews):
+        joint = here if isinstance(here, Tensor) else side_by_side(here)
+        if joint is not None:
+            k_LKTD.with_others().copy_(joint, non_blocking=True)
+            return
+    for x_KTD, out_KTD in zip(here, interleaved(k_LKTD, v_LKTD), strict=True):
         out_KTD.copy_(x_KTD, non_blocking=True)
 
 
@@ -103,9 +132,8 @@ class Segment:
 
     def allocations(self) -> list[Tensor]:
         """A tensor of each piece of memory that its buffers lie in."""
-        first, last = self.k_LKTD[0], self.v_LKTD[-1]
-        if first.untyped_storage().data_ptr() == last.untyped_storage().data_ptr():
-            return [first]
+        if isinstance(self.k_LKTD, LayerViews):
+            return [self.k_LKTD.kv_2LKTD]
         return [*self.k_LKTD, *self.v_LKTD]
 
     def places(self, begin: int, end: int) -> Places:
@@ -157,11 +185,15 @@ class Segment:
     def addresses(self) -> Ints:
         """The places in memory where each layer's keys and then each layer's values begin, [2 · L]; until
         other buffers take their place."""
-        if self._addresses is None:
+        if self._addresses is None and isinstance(self.k_LKTD, LayerViews):
+            whole = self.k_LKTD.kv_2LKTD
+            places = whole.data_ptr() + whole.stride(0) * whole.itemsize * np.arange(len(whole))
+            self._addresses = np.concatenate((places[::2], places[1::2]))
+        elif self._addresses is None:
             self._addresses = np.array([x.data_ptr() for x in (*self.k_LKTD, *self.v_LKTD)], dtype=np.int64)
         return self._addresses
 
-    def _buffers(self, capacity: int) -> tuple[list[Tensor], list[Tensor]]:
+    def _buffers(self, capacity: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Keys and values of every layer. On a GPU in one allocation, of each layer keys and then values;
         kernels need each at a multiple of 16 bytes."""
         spec = self._spec
@@ -170,10 +202,10 @@ class Segment:
             each = [
                 torch.empty(shape, dtype=spec.dtype, device=spec.device) for _ in range(2 * spec.num_layers)
             ]
-        else:
-            whole = torch.empty(2 * spec.num_layers, *shape, dtype=spec.dtype, device=spec.device)
-            each = list(whole.unbind(0))
-        return each[::2], each[1::2]
+            return each[::2], each[1::2]
+        whole = torch.empty(2 * spec.num_layers, *shape, dtype=spec.dtype, device=spec.device)
+        layers = range(spec.num_layers)
+        return LayerViews(whole, 0, layers), LayerViews(whole, 1, layers)
 
     def _resize(self, capacity: int) -> None:
         """All buffers, or none if there is no room for one."""

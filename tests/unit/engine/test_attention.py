@@ -336,15 +336,16 @@ class TestPlan:
     def test_more_processors_split_keys_more_and_many_rows_make_higher_tiles(
         self,
     ) -> None:
-        def tiling(num_rows: int, num_processors: int) -> Tiling:
+        def tiling(num_rows: int, num_processors: int, high: int = 64) -> Tiling:
             case = Case(Shape(), (4096,), (BranchCase(4096, 0, num_rows, (PlacementCase(0, 0),)),))
             return choose_tiling(
-                pieces_of(Step(case).lanes), group=7, num_kv_heads=4, num_processors=num_processors
+                pieces_of(Step(case).lanes), 7, num_kv_heads=4, num_processors=num_processors, high=high
             )
 
         assert tiling(1, 1).split_len == 8192
         assert tiling(1, 132).split_len == 256
         assert [tiling(rows, 132).block_rows for rows in (1, 8, 512)] == [16, 64, 64]
+        assert [tiling(rows, 132, high=128).block_rows for rows in (1, 8, 256, 512)] == [16, 64, 64, 128]
         assert tiling(512, 132).split_len > tiling(8, 132).split_len
 
 
