@@ -281,7 +281,7 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGpu]:
         "Event": lambda **_: PretendEvent(mode),
         "set_stream": _set_stream,
         "default_stream": lambda *_: None,
-        "get_device_properties": lambda *_: SimpleNamespace(multi_processor_count=4),
+        "get_device_properties": lambda *_: SimpleNamespace(multi_processor_count=4, major=9, minor=0),
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
