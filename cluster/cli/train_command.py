@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +14,14 @@ from cluster.cli.session import Session
 from cluster.cli.train_auxiliary import auxiliary
 from cluster.cli.train_packets_command import packets
 from cluster.cli.train_sft_command import sft
-from cluster.cli.training_options import loop_settings, refuse_collection, run_training, training_options
+from cluster.cli.training_options import (
+    loop_settings,
+    mix_option,
+    mixed_examples,
+    refuse_collection,
+    run_training,
+    training_options,
+)
 from cluster.config import QuiltConfig
 from services.training.adapter.settings import AdapterSettings, AdapterTarget
 from shared.errors import ConfigError
@@ -20,6 +29,7 @@ from shared.generation.modes import ReuseMode
 
 if TYPE_CHECKING:  # torch is slow to import
     from cluster.training.labelled import Labelled
+    from cluster.training.mix import ExampleKind
     from cluster.training.run import TrainingTask
     from cluster.training.task import TrainedModel
 
@@ -35,6 +45,7 @@ train.add_command(sft)
 
 @train.command()
 @training_options(AdapterSettings())
+@mix_option()
 @click.option(
     "--target",
     type=click.Choice([target.value for target in AdapterTarget]),
@@ -81,6 +92,7 @@ def adapter(session: Session, /, **options: Any) -> None:
     \b
     kvquilt train adapter --model demo --invented 200 --out adapters/demo
     kvquilt train adapter --model smollm2 --data handbook.jsonl --out adapters/handbook
+    kvquilt train adapter --model smollm2 --mix wiki=2:wiki.jsonl --mix rules=1:rules.jsonl --out adapters/mix
     kvquilt train adapter --model smollm2 --target answers --data answered.jsonl --out adapters/answers
     """
     settings = AdapterSettings(
@@ -103,17 +115,20 @@ def adapter(session: Session, /, **options: Any) -> None:
         served = replace(served, best_last=options["order"] == "best_last")
         return AnswersTask(served, asked, out) if labelled else AdapterTask(served, asked, out)
 
-    run_training(session, options, task, examples_of=_answered if labelled else None)
+    given = _answered if labelled else mixed_examples if options["mix"] else None
+    run_training(session, options, task, examples_of=given)
     session.tell(
         {"out": out, "adapter": out.name},
         f"serve it: generator.engine.adapters: {{{out.name}: {out}}}, and kvquilt ask … --adapter {out.name}",
     )
 
 
-def _answered(options: dict[str, Any]) -> list[Labelled]:
+def _answered(options: dict[str, Any]) -> Sequence[Labelled | ExampleKind[Labelled]]:
     from cluster.training.adapter import read_answered
     from cluster.training.labelled import invented_labelled
 
+    if options["mix"]:
+        return mixed_examples(options, partial(read_answered, option="--mix"))
     refuse_collection(options)
     data, invented = options["data"], options["invented"]
     if (data is None) == (invented is None):

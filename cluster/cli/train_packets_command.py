@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cluster.cli.output import output_option
 from cluster.cli.session import Session
-from cluster.cli.training_options import loop_settings, run_training, training_options
+from cluster.cli.training_options import (
+    loop_settings,
+    mix_option,
+    mixed_examples,
+    run_training,
+    training_options,
+)
 from cluster.config import QuiltConfig
 from services.training.packets.settings import PacketSettings
-from shared.errors import ConfigError
 from shared.generation.modes import ReuseMode
 from shared.kv_types import KvContext
 
@@ -26,13 +30,7 @@ USUAL = PacketSettings()
 
 @click.command()
 @training_options(USUAL)
-@click.option(
-    "--mix",
-    multiple=True,
-    metavar="KIND=SHARE:FILE[,FILE]",
-    help="Instead: kinds of examples and their shares, once per kind, or one YAML or JSON file that says "
-    "all; files as of --data.",
-)
+@mix_option()
 @click.option(
     "--header",
     type=int,
@@ -98,22 +96,9 @@ def packets(session: Session, /, **options: Any) -> None:
 
         return PacketTask(served, replace(settings, stop=config.generator.stop), out)
 
-    run_training(session, options, task, examples_of=_kinds if options["mix"] else None)
+    run_training(session, options, task, examples_of=mixed_examples if options["mix"] else None)
     session.tell(
         {"out": out},
         f"serve them: prompt.packets: {out}, ingestion.kv_context: none, selector.model: '', and "
         "kvquilt ingest --re-encode",
     )
-
-
-def _kinds(options: dict[str, Any]) -> list[Any]:
-    """
-    Raises:
-        ConfigError, InvalidRequest: the mix has another form, or a file; names file, line and field.
-    """
-    from cluster.training.examples import read_examples
-    from cluster.training.mix import NO_SHARES, parse_mix, read_kinds
-
-    if others := [name for name in ("data", "invented", "collection") if options[name] is not None]:
-        raise ConfigError(f"--mix: says what is trained on; leave out --{' and --'.join(others)}")
-    return read_kinds(parse_mix(options["mix"], NO_SHARES), partial(read_examples, option="--mix"))

@@ -118,6 +118,33 @@ def training_options(usual: LoopSettings, questions: int = 8) -> Callable[[Comma
     return decorate
 
 
+def mix_option() -> Callable[[CommandT], CommandT]:
+    """See ``mixed_examples``."""
+    return click.option(
+        "--mix",
+        multiple=True,
+        metavar="KIND=SHARE:FILE[,FILE]",
+        help="Instead: kinds of examples and their shares, once per kind, or one YAML or JSON file that says "
+        "all; files as of --data.",
+    )
+
+
+def mixed_examples(
+    options: dict[str, Any], read: Callable[[Path], Sequence[Any]] | None = None
+) -> Sequence[Any]:
+    """Kinds of examples, as --mix says. ``read``: the examples of a file; None: as of --data.
+
+    Raises:
+        ConfigError, InvalidRequest: the mix has another form, or a file; names file, line and field.
+    """
+    from cluster.training.examples import read_examples
+    from cluster.training.mix import NO_SHARES, parse_mix, read_kinds
+
+    if others := [name for name in ("data", "invented", "collection") if options[name] is not None]:
+        raise ConfigError(f"--mix: says what is trained on; leave out --{' and --'.join(others)}")
+    return read_kinds(parse_mix(options["mix"], NO_SHARES), read or partial(read_examples, option="--mix"))
+
+
 def loop_settings(options: dict[str, Any]) -> dict[str, Any]:
     """Those of them that are the loop's, by name."""
     return {field.name: options[field.name] for field in fields(LoopSettings)}

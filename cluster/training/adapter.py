@@ -11,6 +11,7 @@ import torch
 
 from cluster.training.examples import Example
 from cluster.training.labelled import Labelled, LabelledChat, read_labelled
+from cluster.training.mix import ExampleKind, by_kind, mixed
 from cluster.training.run import Say
 from cluster.training.samples import SampleMaker
 from cluster.training.task import KEPT, Distillation, TrainedModel, distil
@@ -39,17 +40,18 @@ class AdapterTask:
 
     def loop(
         self,
-        examples: Iterable[Example],
+        examples: Iterable[Example | ExampleKind[Example]],
         on_progress: Progress,
         say: Say,
         workers: Workers | None = None,
     ) -> TrainingLoop[DistilledLesson]:
-        """Has the teacher say what it knows, and goes on from a checkpoint, if there is one.
+        """Has the teacher say what it knows, and goes on from a checkpoint, if there is one. Of kinds of
+        examples every update has their shares.
 
         Raises:
             ConfigError, InvalidRequest, ModelUnsupported: the model, a setting or an example cannot be used.
         """
-        given = distil(self.served, [examples], self.settings, self.out, on_progress, say, workers)
+        given = distil(self.served, examples, self.settings, self.out, on_progress, say, workers)
         return _loop(self, given, say, workers)
 
 
@@ -63,21 +65,23 @@ class AnswersTask:
 
     def loop(
         self,
-        examples: Iterable[Labelled],
+        examples: Iterable[Labelled | ExampleKind[Labelled]],
         on_progress: Progress,
         say: Say,
         workers: Workers | None = None,
     ) -> TrainingLoop[DistilledLesson]:
         """Computes what the contexts' chunks hold, each of several workers its share, and goes on from a
-        checkpoint, if there is one.
+        checkpoint, if there is one. Of kinds of examples every update has their shares.
 
         Raises:
             ConfigError, InvalidRequest, ModelUnsupported: the model, a setting or an example cannot be used.
         """
         prompts, workers = self.served.prompts(), workers or Alone()
         model = self.served.load(prompts)
-        samples = list(self._maker(prompts, model.spec.sight).samples(examples))
-        lessons = [_lesson(sample, model.spec.device) for sample in samples]
+        kinds, groups = by_kind(examples)
+        maker = self._maker(prompts, model.spec.sight)
+        found = [[_lesson(sample, model.spec.device) for sample in maker.samples(group)] for group in groups]
+        lessons = [lesson for of_kind in found for lesson in of_kind]
         kept = Kept.at(self.out / KEPT, model.fingerprint, prompts.prefix_ids)
         mine = lessons[workers.rank :: workers.count]
         fitting = Fitting("chunks in a pass", say=say)
@@ -86,7 +90,8 @@ class AnswersTask:
             keep_segments(model, prompts.prefix_ids, lesson.context, kept, fitting)
         on_progress(len(mine), len(mine))
         workers.wait_for_all()
-        return _loop(self, Distillation(model, prompts, [lessons], kept), say, workers)
+        given = Distillation(model, prompts, mixed(kinds, found, self.settings, say), kept)
+        return _loop(self, given, say, workers)
 
     def _maker(self, prompts: PromptTokenizer, num_positions: int) -> SampleMaker:
         served, settings = self.served, self.settings
@@ -94,14 +99,14 @@ class AnswersTask:
         return SampleMaker(prompts, contexts, served.ingestion.prompt, settings.reuse, num_positions)
 
 
-def read_answered(path: Path) -> list[Labelled]:
-    """Documents with questions and their answers.
+def read_answered(path: Path, option: str = "--data") -> list[Labelled]:
+    """Documents with questions and their answers. ``option``: that names the file.
 
     Raises:
         InvalidRequest: the file cannot be read, or a line has another form or no documents; names file, line
             and field.
     """
-    return list(map(_over_documents, read_labelled(path, "--data")))
+    return list(map(_over_documents, read_labelled(path, option)))
 
 
 def _over_documents(one: Labelled | LabelledChat) -> Labelled:
@@ -127,7 +132,8 @@ def _loop(
     task: AdapterTask | AnswersTask, given: Distillation, say: Say, workers: Workers | None
 ) -> TrainingLoop[DistilledLesson]:
     served, settings = task.served, task.settings
-    pupil = Pupil(given.model, given.prompts.prefix_ids, served.ingestion.kv_context, served.base)
+    prefix_ids, kv_context = given.prompts.prefix_ids, served.ingestion.kv_context
+    pupil = Pupil(given.model, prefix_ids, kv_context, served.base, given.mixture)
     trainee = AdapterTrainee(pupil, settings, given.kept)
     loop = TrainingLoop(trainee, given.lessons, settings, task.out, say, workers)
     loop.resume()

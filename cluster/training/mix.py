@@ -8,6 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
+from services.training.loop_settings import LoopSettings
+from services.training.mixture import LessonKind, Mixture
+from services.training.trainee import LessonT
 from shared.config import read_yaml
 from shared.errors import ConfigError
 
@@ -51,6 +54,42 @@ def read_kinds(
         )
         for part in parts
     ]
+
+
+def by_kind(
+    examples: Iterable[ExampleT | ExampleKind[ExampleT]],
+) -> tuple[list[ExampleKind[ExampleT]], list[Sequence[ExampleT]]]:
+    """Returns the kinds, and the examples of each; of examples without a kind no kinds, and all of them."""
+    kinds, plain = [], []
+    for one in examples:
+        if isinstance(one, ExampleKind):
+            kinds.append(one)
+        else:
+            plain.append(one)
+    return kinds, [kind.examples for kind in kinds] or [plain]
+
+
+def mixed(
+    kinds: Sequence[ExampleKind[Any]],
+    groups: Sequence[Sequence[LessonT]],
+    settings: LoopSettings,
+    say: Callable[[str], None],
+) -> Sequence[LessonT] | Mixture[LessonT]:
+    """Returns lessons as they are to be trained on, by the shares of their kinds, where there are kinds, and
+    tells these. ``groups``: lessons as ``by_kind`` has their examples.
+
+    Raises:
+        ConfigError: a kind has no two lessons.
+    """
+    if not kinds:
+        return groups[0]
+    of_kinds = zip(kinds, groups, strict=True)
+    mixture = Mixture(
+        [LessonKind(kind.name, kind.share, lessons, kind.source) for kind, lessons in of_kinds], settings
+    )
+    for line in mixture.told():
+        say(line)
+    return mixture
 
 
 def parse_mix(parts: Sequence[str], usual: Mapping[str, float] = PAPER_SHARES) -> list[MixPart]:

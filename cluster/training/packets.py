@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from cluster.training.task import TrainedModel, distil
 from services.training.distillation.lessons import DistilledLesson
 from services.training.distillation.teacher import Progress
 from services.training.loop import TrainingLoop
-from services.training.mixture import LessonKind, Mixture
 from services.training.packets.settings import PacketSettings
 from services.training.packets.trainee import PacketPupil, PacketTrainee
 from services.training.workers import Workers
@@ -29,7 +28,7 @@ class PacketTask:
 
     def loop(
         self,
-        examples: Iterable[Example] | Iterable[ExampleKind[Example]],
+        examples: Iterable[Example | ExampleKind[Example]],
         on_progress: Progress,
         say: Say,
         workers: Workers | None = None,
@@ -44,32 +43,11 @@ class PacketTask:
             raise ConfigError(
                 "--kv-context: packets are trained for isolated chunks; leave it out, or give none"
             )
-        every = list(examples)
-        kinds = [one for one in every if isinstance(one, ExampleKind)]
-        plain = [one for one in every if isinstance(one, Example)]
-        groups = [kind.examples for kind in kinds] or [plain]
-        asked = (self.served, groups, self.settings, self.out, on_progress, say, workers)
+        asked = (self.served, examples, self.settings, self.out, on_progress, say, workers)
         given = distil(*asked, keeps_kv=False)
-        mixture = self._mixture(kinds, given.groups) if kinds else None
-        told = () if mixture is None else mixture.told()
-        for line in told:
-            say(line)
         begin_ids = given.prompts.encode(self.settings.begin_with)
-        pupil = PacketPupil(given.model, given.prompts.prefix_ids, begin_ids, self.served.base, told)
+        pupil = PacketPupil(given.model, given.prompts.prefix_ids, begin_ids, self.served.base, given.mixture)
         trainee = PacketTrainee(pupil, self.settings)
-        loop = TrainingLoop(trainee, mixture or given.lessons, self.settings, self.out, say, workers)
+        loop = TrainingLoop(trainee, given.lessons, self.settings, self.out, say, workers)
         loop.resume()
         return loop
-
-    def _mixture(
-        self, kinds: Sequence[ExampleKind[Example]], groups: Sequence[Sequence[DistilledLesson]]
-    ) -> Mixture[DistilledLesson]:
-        """
-        Raises:
-            ConfigError: a kind has no two contexts.
-        """
-        found = [
-            LessonKind(kind.name, kind.share, lessons, kind.source)
-            for kind, lessons in zip(kinds, groups, strict=True)
-        ]
-        return Mixture(found, self.settings)

@@ -45,7 +45,8 @@ def run_loop(loop: TrainingLoop[LessonT], say: Say, interrupted: Callable[[], bo
 
     def told(found: HeldOutLoss | None) -> str:
         assert found is not None
-        return f"{trainee.measure} {found.loss:.4f}, agreement {found.agreement:.1%}"
+        kinds = "".join(f", {kind} {loss:.4f}" for kind, loss in found.kinds.items())
+        return f"{trainee.measure} {found.loss:.4f}{kinds}, agreement {found.agreement:.1%}"
 
     def on_update(found: HeldOutLoss | None) -> None:
         if found is None:

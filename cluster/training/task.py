@@ -12,6 +12,7 @@ import torch
 
 from cluster.training.contexts import ContextMaker
 from cluster.training.examples import Example
+from cluster.training.mix import ExampleKind, by_kind, mixed
 from cluster.training.run import Say
 from services.ingestion.config import IngestionConfig
 from services.training.devices import prepare_device
@@ -19,6 +20,7 @@ from services.training.distillation.kept import Kept
 from services.training.distillation.lessons import AskedContext, DistilledLesson
 from services.training.distillation.settings import DistillationSettings
 from services.training.distillation.teacher import Progress, Teacher, TeacherPasses
+from services.training.mixture import Mixture
 from services.training.workers import Workers
 from shared.engine import load_model
 from shared.engine.model.model import LoadedModel
@@ -84,22 +86,22 @@ class TrainedModel:
 
 @dataclass(frozen=True, slots=True)
 class Distillation:
-    """Settings that every pupil is trained with. ``groups``: lessons of each group of examples; ``kept``:
-    where what was computed once lies."""
+    """What every pupil is trained with. ``kept``: where what was computed once lies."""
 
     model: LoadedModel
     prompts: PromptTokenizer
-    groups: list[list[DistilledLesson]]
+    lessons: Sequence[DistilledLesson] | Mixture[DistilledLesson]
     kept: Kept
 
     @property
-    def lessons(self) -> list[DistilledLesson]:
-        return [lesson for group in self.groups for lesson in group]
+    def mixture(self) -> tuple[str, ...]:
+        """Lines that tell what it is trained on, where there are kinds."""
+        return self.lessons.told() if isinstance(self.lessons, Mixture) else ()
 
 
 def distil(
     served: TrainedModel,
-    groups: Sequence[Iterable[Example]],
+    examples: Iterable[Example | ExampleKind[Example]],
     settings: DistillationSettings,
     out: Path,
     on_progress: Progress,
@@ -107,17 +109,19 @@ def distil(
     workers: Workers | None = None,
     keeps_kv: bool = True,
 ) -> Distillation:
-    """Has the teacher say what it knows of all groups. ``say``: is told when memory runs out; ``keeps_kv``:
+    """Has the teacher say what it knows. ``say``: is told of kinds, and when memory runs out; ``keeps_kv``:
     see ``Teacher``.
 
     Raises:
         ConfigError, InvalidRequest, ModelUnsupported: the model, a setting or an example cannot be used.
     """
     prompts = served.prompts()
-    contexts = [served.contexts(examples, prompts, settings.seed) for examples in groups]
+    kinds, groups = by_kind(examples)
+    contexts = [served.contexts(group, prompts, settings.seed) for group in groups]
     model = served.load(prompts)
     kept = Kept.at(out / KEPT, model.fingerprint, prompts.prefix_ids)
     passes = TeacherPasses.telling(say)
     teacher = Teacher(model, prompts.prefix_ids, settings, kept, prompts.decode, keeps_kv, passes)
     lessons = iter(teacher.lessons([one for group in contexts for one in group], on_progress, workers))
-    return Distillation(model, prompts, [list(islice(lessons, len(group))) for group in contexts], kept)
+    found = [list(islice(lessons, len(group))) for group in contexts]
+    return Distillation(model, prompts, mixed(kinds, found, settings, say), kept)

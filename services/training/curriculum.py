@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Generic, Protocol, TypeVar
 
@@ -15,13 +15,17 @@ DrawnT = TypeVar("DrawnT", bound=Lesson, covariant=True)
 
 
 class Curriculum(Protocol[DrawnT]):
-    """``lessons`` are trained on, ``held_out`` are evaluated on."""
+    """``lessons`` are trained on, ``held_out`` are evaluated on; ``held_out_kinds``: these by kind, where
+    there are kinds."""
 
     @property
     def lessons(self) -> Sequence[DrawnT]: ...
 
     @property
     def held_out(self) -> Sequence[DrawnT]: ...
+
+    @property
+    def held_out_kinds(self) -> Mapping[str, Sequence[DrawnT]]: ...
 
     def drawn(self, update: int, count: int) -> Iterator[DrawnT]:
         """The ``count`` lessons of an update; the same whenever it is asked."""
@@ -39,6 +43,7 @@ class Shuffled(Generic[LessonT]):
         if len(lessons) < 2:
             raise ConfigError("data: it takes two contexts at least, one to train on and one to evaluate")
         self.held_out, self.lessons = split(lessons, settings, "contexts")
+        self.held_out_kinds: Mapping[str, Sequence[LessonT]] = {}
         self._order = Order(settings.seed, len(self.lessons))
 
     def drawn(self, update: int, count: int) -> Iterator[LessonT]:

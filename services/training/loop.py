@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -109,9 +110,14 @@ class TrainingLoop(Generic[LessonT]):
 
     def evaluate(self) -> HeldOutLoss:
         """As it is now."""
-        mine = self.held_out[self._workers.rank :: self._workers.count]
-        loss, alike, tokens = self._added(*self._fitting(lambda: self._tallied(mine)))
-        return HeldOutLoss(loss / tokens, alike / tokens)
+        kinds = self._curriculum.held_out_kinds
+        parts = list(kinds.values()) or [self.held_out]
+        mine = [part[self._workers.rank :: self._workers.count] for part in parts]
+        tallied = [self._fitting(partial(self._tallied, some)) for some in mine]
+        added = self._added(*(number for tally in tallied for number in tally))
+        losses, alike, tokens = added[::3], added[1::3], added[2::3]
+        of_kinds = {kind: losses[i] / tokens[i] for i, kind in enumerate(kinds)}
+        return HeldOutLoss(sum(losses) / sum(tokens), sum(alike) / sum(tokens), of_kinds)
 
     def save(self) -> None:
         """Saves what is trained at its best, as it is if it was never evaluated, and all that it takes to go

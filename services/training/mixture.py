@@ -43,7 +43,8 @@ class Mixture(Generic[LessonT]):
                     f"mix: {kind.name}: it takes two samples at least, one to train on and one to evaluate"
                 )
         parts = [split(kind.lessons, settings, f"{kind.name} ") for kind in kinds]
-        self.held_out = [lesson for held_out, _ in parts for lesson in held_out]
+        self.held_out_kinds = {kind.name: held_out for kind, (held_out, _) in zip(kinds, parts, strict=True)}
+        self.held_out = [lesson for held_out in self.held_out_kinds.values() for lesson in held_out]
         self._lessons = [lessons for _, lessons in parts]
         self._orders = [
             Order(settings.seed, len(lessons), f"{kind.name} ")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -41,10 +41,11 @@ class LossTally:
 @dataclass(frozen=True, slots=True)
 class HeldOutLoss:
     """Over contexts that are not trained on: the mean loss per token, and the share of tokens at which the
-    likeliest is the one to be learned."""
+    likeliest is the one to be learned. ``kinds``: the loss of each kind alone, where there are kinds."""
 
     loss: float
     agreement: float
+    kinds: dict[str, float] = field(default_factory=dict)
 
 
 class Trainee(Protocol[LearnsT]):

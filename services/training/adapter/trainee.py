@@ -31,12 +31,18 @@ from shared.kv_types import KvContext
 @dataclass(frozen=True, slots=True)
 class Pupil:
     """The model that an adapter is trained for, behind a prefix, over chunks computed as ``kv_context`` says.
-    ``base``: the model's name, for readers."""
+    ``base``: the model's name, for readers; ``mixture``: lines that tell what it is trained on, where there
+    are kinds."""
 
     model: LoadedModel
     prefix_ids: Ids
     kv_context: KvContext
     base: str = ""
+    mixture: tuple[str, ...] = ()
+
+    def mixed(self) -> dict[str, str]:
+        """The kinds and their shares, by name."""
+        return {"mixture": "; ".join(self.mixture)} if self.mixture else {}
 
 
 class AdapterTrainee:
@@ -70,6 +76,7 @@ class AdapterTrainee:
             "model": self._pupil.model.fingerprint,
             "kv_context": self._pupil.kv_context.value,
             "prompt": hashlib.sha256(repr(self._pupil.prefix_ids).encode()).hexdigest()[:16],
+            **self._pupil.mixed(),
         }
 
     def loss(self, lessons: Sequence[DistilledLesson]) -> Tensor:
@@ -86,7 +93,8 @@ class AdapterTrainee:
         self._segments.clear()
 
     def write(self, out: Path, state: Mapping[str, Tensor], recipe: Mapping[str, str]) -> None:
-        facts = AdapterFacts(self._pupil.model.fingerprint, self._pupil.kv_context, dict(recipe))
+        recipe = {**recipe, **self._pupil.mixed()}
+        facts = AdapterFacts(self._pupil.model.fingerprint, self._pupil.kv_context, recipe)
         write_adapter(self.adapter.adapter(out.name, self._pupil.base, facts, state), out)
 
     def _answers(self, lessons: Sequence[DistilledLesson]) -> tuple[Taught, Tensor]:

@@ -39,6 +39,10 @@ class PacketPupil:
     base: str = ""
     mixture: tuple[str, ...] = ()
 
+    def mixed(self) -> dict[str, str]:
+        """The kinds and their shares, by name."""
+        return {"mixture": "; ".join(self.mixture)} if self.mixture else {}
+
 
 class PacketTrainee:
     """The vectors are float32, whatever the model's type is. Until a loss is taken chunks stand without them:
@@ -67,11 +71,10 @@ class PacketTrainee:
         self._begun = True
 
     def made_of(self) -> dict[str, str]:
-        mixture = "; ".join(self._pupil.mixture)
         return {
             "model": self._pupil.model.base_fingerprint,
             "prompt": hashlib.sha256(repr(self._pupil.prefix_ids).encode()).hexdigest()[:16],
-            **({"mixture": mixture} if mixture else {}),
+            **self._pupil.mixed(),
         }
 
     def loss(self, lessons: Sequence[DistilledLesson]) -> Tensor:
@@ -100,7 +103,7 @@ class PacketTrainee:
             settings.num_header,
             settings.num_trailer,
             base=pupil.base,
-            recipe={**recipe, **({"mixture": "; ".join(pupil.mixture)} if pupil.mixture else {})},
+            recipe={**recipe, **pupil.mixed()},
         )
         return Packets(state[_VECTORS].detach().cpu().float(), facts)
 

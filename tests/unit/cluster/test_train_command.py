@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +60,17 @@ def file_of(path: Path, *lines: Any) -> Path:
     return path
 
 
+def mix_of(folder: Path, shares: tuple[float, float] = (3, 1)) -> tuple[str, ...]:
+    """Options of two kinds, of three contexts each."""
+    found: list[str] = []
+    for seed, (kind, share) in enumerate(zip(("wiki", "rules"), shares, strict=True)):
+        invented = invented_examples(seed, 3)
+        file = folder / f"{kind}.jsonl"
+        write_examples(file, (dataclasses.replace(e, questions=e.questions[:2]) for e in invented))
+        found += ("--mix", f"{kind}={share:g}:{file}")
+    return tuple(found)
+
+
 class TestTheCommand:
     def test_trains_on_invented_documents_and_goes_on(self, tmp_path: Path) -> None:
         first = adapter(*QUICK, "--invented", 3, "--out", tmp_path / "qa")
@@ -101,6 +113,33 @@ class TestTheCommand:
         made = read_adapter(tmp_path / "qa", "qa")
         assert made.facts.recipe["target"] == "answers"
         assert "goes on at update 4 of 4" in adapter(*args).output
+
+    def test_of_a_mix_every_kind_is_evaluated_and_the_shares_must_stay(self, tmp_path: Path) -> None:
+        first = adapter(*QUICK, *mix_of(tmp_path), "--out", tmp_path / "qa")
+        assert first.exit_code == 0, first.output
+        assert "wiki: 75 % of the samples, 3 there (wiki.jsonl)" in first.output
+        assert re.search(r"held out: KL [\d.]+, wiki [\d.]+, rules [\d.]+, agreement", first.output)
+        recipe = read_adapter(tmp_path / "qa", "qa").facts.recipe
+        assert recipe["mixture"].startswith("wiki: 75 %")
+        other = adapter(*QUICK, *mix_of(tmp_path, (1, 1)), "--out", tmp_path / "qa")
+        assert other.exit_code == 2
+        assert "was made with mixture" in " ".join(other.output.split())
+
+    def test_labelled_answers_come_in_a_mix_too(self, tmp_path: Path) -> None:
+        line = {**LINE, "answers": ["Ann Ostell."]}
+        lease = file_of(tmp_path / "lease.jsonl", line, {**line, "questions": ["Who?"]})
+        rent = file_of(tmp_path / "rent.jsonl", line, {**line, "questions": ["By whom?"]})
+        mix = ("--mix", f"lease=1:{lease}", "--mix", f"rent=2:{rent}")
+        done = adapter(*QUICK, "--target", "answers", *mix, "--out", tmp_path / "qa")
+        assert done.exit_code == 0, done.output
+        assert "rent: 66.67 % of the samples, 2 there (rent.jsonl)" in done.output
+        assert "lease " in done.output.split("held out: cross-entropy ")[1]
+
+    @pytest.mark.parametrize("option", ["--invented", "--collection"])
+    def test_a_mix_stands_alone(self, option: str, tmp_path: Path) -> None:
+        refused = adapter(*QUICK, *mix_of(tmp_path), option, "3", "--out", tmp_path / "qa")
+        assert refused.exit_code == 2
+        assert f"--mix: says what is trained on; leave out {option}" in " ".join(refused.output.split())
 
     def test_invented_answers_are_labelled(self, tmp_path: Path) -> None:
         done = adapter(*QUICK, "--target", "answers", "--invented", 3, "--out", tmp_path / "qa")
@@ -179,18 +218,8 @@ class TestPackets:
         assert "goes on at update 2 of 2" in again.output
         assert torch.equal(read_packets(tmp_path).vectors_PE, made.vectors_PE)
 
-    def mix(self, folder: Path, shares: tuple[float, float] = (3, 1)) -> tuple[str, ...]:
-        """Options of two kinds, of three contexts each."""
-        found: list[str] = []
-        for seed, (kind, share) in enumerate(zip(("wiki", "rules"), shares, strict=True)):
-            invented = invented_examples(seed, 3)
-            file = folder / f"{kind}.jsonl"
-            write_examples(file, (dataclasses.replace(e, questions=e.questions[:2]) for e in invented))
-            found += ("--mix", f"{kind}={share:g}:{file}")
-        return tuple(found)
-
     def test_of_a_mix_are_trained_on_the_shares_of_its_kinds_and_go_on(self, tmp_path: Path) -> None:
-        mix, out = self.mix(tmp_path), tmp_path / "out"
+        mix, out = mix_of(tmp_path), tmp_path / "out"
         first = self.packets(*mix, "--out", out)
         assert first.exit_code == 0, first.output
         told = (
@@ -205,7 +234,7 @@ class TestPackets:
         anew = self.packets(*mix, "--out", tmp_path / "anew")
         assert anew.exit_code == 0, anew.output
         assert torch.equal(read_packets(tmp_path / "anew").vectors_PE, made.vectors_PE)
-        other = self.packets(*self.mix(tmp_path, (1, 1)), "--out", out)
+        other = self.packets(*mix_of(tmp_path, (1, 1)), "--out", out)
         assert other.exit_code == 2
         assert "was made with mixture" in " ".join(other.output.split())
 

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from services.training.curriculum import Shuffled
 from services.training.loop import TrainingLoop
 from services.training.loop_settings import LoopSettings
+from services.training.mixture import LessonKind, Mixture
 from services.training.trainee import LossTally
 from shared.engine.model.out_of_memory import is_out_of_memory
 from shared.errors import ConfigError
@@ -92,6 +93,19 @@ def loop_at(out: Path, settings: LoopSettings = SETTINGS, **changed: Any) -> Tra
 def run(loop: TrainingLoop[Point], until: int = 99) -> TrainingLoop[Point]:
     loop.train(lambda found: None, lambda: loop.update >= until)
     return loop
+
+
+def test_every_kind_is_evaluated_alone(tmp_path: Path) -> None:
+    kinds = [LessonKind("near", 3, LESSONS[:4]), LessonKind("far", 1, LESSONS[4:])]
+    mixture = Mixture(kinds, SETTINGS)
+    loop = loop_at(tmp_path, lessons=mixture)
+    found = loop.evaluate()
+    with torch.no_grad():
+        tallies = {kind: loop.trainee.evaluate(points) for kind, points in mixture.held_out_kinds.items()}
+    assert found.kinds == {kind: pytest.approx(t.loss / t.num_tokens) for kind, t in tallies.items()}
+    num_tokens = sum(t.num_tokens for t in tallies.values())
+    assert found.loss == pytest.approx(sum(t.loss for t in tallies.values()) / num_tokens)
+    assert not loop_at(tmp_path).evaluate().kinds, "without kinds there is one loss"
 
 
 class Together:

@@ -205,6 +205,7 @@ class TestTraining:
         files = [(tmp_path / name / "packets.safetensors").read_bytes() for name in ("once", "parts")]
         assert files[0] == files[1]
         assert len(at_once.held_out) == 2, "one of each kind"
+        assert at_once.before == in_parts.before, "the losses of kinds are in the checkpoint"
         assert trained(tmp_path / "other", mixture(0.5), 6).losses != at_once.losses
 
     def test_they_begin_as_embedded_tokens(self) -> None:
