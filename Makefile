@@ -19,7 +19,7 @@ PROTOC := $(BIN)/python -m grpc_tools.protoc -I.
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help venv demo test test-clients test-openapi test-console test-k8s rulers fuzz mutants client lint protos protos-check docs pins audit ci up down clean
+.PHONY: help venv demo test test-clients test-openapi test-console test-k8s rulers peers fuzz mutants client lint protos protos-check docs pins audit ci up down clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -72,6 +72,9 @@ test-k8s: venv ## on the cluster of KUBECONFIG: install, ask, break, upgrade; do
 rulers: venv $(TOOLS)/rulers/.installed ## other people's benchmarks against a system of their own (6 GB more): LMCache's and GuideLLM's
 	@$(BIN)/python -m load_tests.rulers --tools $(TOOLS)/rulers $(ARGS)
 
+peers: venv $(TOOLS)/peers/.installed ## the engine beside llama.cpp (compiled for this machine first, minutes) and OpenVINO GenAI: first tokens, decoding
+	@$(BIN)/python -m load_tests.peers --tools $(TOOLS)/peers $(ARGS)
+
 fuzz: venv ## damaged files and calls at every parser and RPC: make fuzz SECONDS=3600 SEED=7 TARGET=grpc://127.0.0.1:9000
 	@$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(TARGET),--target $(TARGET))
 
@@ -122,6 +125,7 @@ pins: $(AUDIT)/.installed ## the files with hashes of cluster/requirements and d
 	@printf '%s\n' axe-playwright-python playwright | $(COMPILE) - --output-file $(REQUIREMENTS)/console.txt
 	@echo schemathesis | $(COMPILE) - --output-file $(REQUIREMENTS)/openapi.txt
 	@printf '%s\n' guidellm lmcache openai | $(COMPILE_APART) - --output-file $(REQUIREMENTS)/rulers.txt
+	@printf '%s\n' llama-cpp-python openvino-genai | $(COMPILE_APART) - --output-file $(REQUIREMENTS)/peers.txt
 	@$(MAKE) --no-print-directory venv
 	@$(LICENCES) > docs/licences.md
 

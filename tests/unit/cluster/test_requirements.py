@@ -31,6 +31,7 @@ def test_every_file_is_there() -> None:
         "model",
         "mutation",
         "openapi",
+        "peers",
         "rulers",
         "services",
     ]
