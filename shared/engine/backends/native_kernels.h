@@ -166,12 +166,12 @@ INLINE void NAME(append_as)(const Step *s, int layer, Rows k, Rows v, int row, i
            s->head_dim * (dtype == FLOAT32 ? 4 : 2));
 }
 
-/* C = A·B, or with ``adds`` C += A·B, for STACK rows and ``columns`` vectors. */
+/* C = A·B, or with ``adds`` C += A·B, for ``rows`` (STACK at most) and ``columns`` vectors. */
 INLINE void NAME(product)(const float *a, int64_t row_a, const float *b, int64_t row_b, int depth, float *c, int64_t row_c,
-                          const int adds, const int columns, const int pairs) {
+                          const int adds, const int rows, const int columns, const int pairs) {
     Floats sums[STACK][COLUMNS];
 #pragma GCC unroll 8
-    for (int r = 0; r < STACK; r++)
+    for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
         for (int n = 0; n < columns; n++)
             sums[r][n] = adds ? NAME(load)(c + r * row_c + n * LANES) : NAME(splat)(0);
@@ -180,7 +180,7 @@ INLINE void NAME(product)(const float *a, int64_t row_a, const float *b, int64_t
 #pragma GCC unroll 8
         for (int n = 0; n < columns; n++) across[n] = NAME(load)(b + i * row_b + n * LANES);
 #pragma GCC unroll 8
-        for (int r = 0; r < STACK; r++) {
+        for (int r = 0; r < rows; r++) {
             const Floats down = NAME(splat)(a[r * row_a + i]);
 #pragma GCC unroll 8
             for (int n = 0; n < columns; n++) {
@@ -193,17 +193,24 @@ INLINE void NAME(product)(const float *a, int64_t row_a, const float *b, int64_t
         }
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < STACK; r++)
+    for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
         for (int n = 0; n < columns; n++) NAME(store)(c + r * row_c + n * LANES, sums[r][n]);
 }
 
-INLINE void NAME(products)(const float *a, int64_t row_a, const float *b, int64_t row_b, int depth, float *c, int64_t row_c,
-                           const int adds, int columns, const int pairs) {
+INLINE void NAME(products_of)(const float *a, int64_t row_a, const float *b, int64_t row_b, int depth, float *c, int64_t row_c,
+                              const int adds, const int rows, int columns, const int pairs) {
     int n = 0;
     for (; n + COLUMNS <= columns; n += COLUMNS)
-        NAME(product)(a, row_a, b + n * LANES, row_b, depth, c + n * LANES, row_c, adds, COLUMNS, pairs);
-    for (; n < columns; n++) NAME(product)(a, row_a, b + n * LANES, row_b, depth, c + n * LANES, row_c, adds, 1, pairs);
+        NAME(product)(a, row_a, b + n * LANES, row_b, depth, c + n * LANES, row_c, adds, rows, COLUMNS, pairs);
+    for (; n < columns; n++) NAME(product)(a, row_a, b + n * LANES, row_b, depth, c + n * LANES, row_c, adds, rows, 1, pairs);
+}
+
+/* Of STACK rows, of which the first ``rows`` count. */
+INLINE void NAME(products)(const float *a, int64_t row_a, const float *b, int64_t row_b, int depth, float *c, int64_t row_c,
+                           const int adds, int rows, int columns, const int pairs) {
+    if (rows <= STACK / 2) NAME(products_of)(a, row_a, b, row_b, depth, c, row_c, adds, STACK / 2, columns, pairs);
+    else NAME(products_of)(a, row_a, b, row_b, depth, c, row_c, adds, STACK, columns, pairs);
 }
 
 #if PAIRS
@@ -442,6 +449,7 @@ INLINE void NAME(attend_as)(const Step *s, int layer, Rows q, float scale, int i
     }
     memset(room.out, 0, sizeof(float) * rows * wide);
     memset(room.total, 0, sizeof(float) * rows * LANES);
+    memset(room.weights, 0, sizeof(float) * STACK * BLOCK_KEYS); /* of rows that do not count */
 
     const int64_t *address = s->addresses + (int64_t)facts[0] * 2 * s->num_layers + layer, base = (int64_t)kv_head * piece[2] * dim;
     const char *k = (const char *)address[0] + base * item_bytes, *v = (const char *)address[s->num_layers] + base * item_bytes;
@@ -456,15 +464,16 @@ INLINE void NAME(attend_as)(const Step *s, int layer, Rows q, float scale, int i
         NAME(pack_keys)(k, keys, num_keys, dim, room.keys, dtype);
         NAME(pack_values)(v, keys, num_keys, dim, wide, room.values, dtype);
         for (int top = 0; top < rows; top += STACK) {
-            NAME(products)(room.q + (int64_t)top * depth, depth, room.keys, BLOCK_KEYS, depth, room.scores, BLOCK_KEYS, 0,
+            const int counted = num_flat - top < STACK ? num_flat - top : STACK;
+            NAME(products)(room.q + (int64_t)top * depth, depth, room.keys, BLOCK_KEYS, depth, room.scores, BLOCK_KEYS, 0, counted,
                            BLOCK_KEYS / LANES, pairs);
-            for (int r = 0; r < STACK; r++) {
+            for (int r = 0; r < counted; r++) {
                 const int i = top + r;
                 const uint64_t hidden = NAME(hidden_keys)(s, layer, room.look[i], room.seen[i], keys, !words);
                 NAME(weigh)(&room, i, room.scores + r * BLOCK_KEYS, hidden, room.weights + r * (pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS), pairs);
             }
             NAME(products)(room.weights, pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS, room.values, wide, pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS,
-                           room.out + (int64_t)top * wide, wide, 1, wide / LANES, pairs);
+                           room.out + (int64_t)top * wide, wide, 1, counted, wide / LANES, pairs);
         }
     }
 
