@@ -27,6 +27,12 @@ class LessonKind(Generic[LessonT]):
     source: str = ""
 
 
+def mixture_facts(told: Sequence[str]) -> dict[str, str]:
+    """What a checkpoint and a recipe say of a mixture, by name; ``told``: its lines, none where there is
+    none."""
+    return {"mixture": "; ".join(told)} if told else {}
+
+
 class Mixture(Generic[LessonT]):
     """Of every kind ``held_out`` of the settings is evaluated on, at least one lesson.
 

@@ -18,6 +18,7 @@ from services.training.distillation.kept import Kept
 from services.training.distillation.lessons import DistilledLesson, Taught
 from services.training.distillation.segments import KnownSegments
 from services.training.known_kv import segments_of
+from services.training.mixture import mixture_facts
 from services.training.sight import on_device
 from services.training.trainee import LossTally
 from services.training.twin import TwinStep
@@ -39,10 +40,6 @@ class Pupil:
     kv_context: KvContext
     base: str = ""
     mixture: tuple[str, ...] = ()
-
-    def mixed(self) -> dict[str, str]:
-        """The kinds and their shares, by name."""
-        return {"mixture": "; ".join(self.mixture)} if self.mixture else {}
 
 
 class AdapterTrainee:
@@ -76,7 +73,7 @@ class AdapterTrainee:
             "model": self._pupil.model.fingerprint,
             "kv_context": self._pupil.kv_context.value,
             "prompt": hashlib.sha256(repr(self._pupil.prefix_ids).encode()).hexdigest()[:16],
-            **self._pupil.mixed(),
+            **mixture_facts(self._pupil.mixture),
         }
 
     def loss(self, lessons: Sequence[DistilledLesson]) -> Tensor:
@@ -93,7 +90,7 @@ class AdapterTrainee:
         self._segments.clear()
 
     def write(self, out: Path, state: Mapping[str, Tensor], recipe: Mapping[str, str]) -> None:
-        recipe = {**recipe, **self._pupil.mixed()}
+        recipe = {**recipe, **mixture_facts(self._pupil.mixture)}
         facts = AdapterFacts(self._pupil.model.fingerprint, self._pupil.kv_context, recipe)
         write_adapter(self.adapter.adapter(out.name, self._pupil.base, facts, state), out)
 

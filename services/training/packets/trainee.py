@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from services.training.distillation.lessons import DistilledLesson, Taught
+from services.training.mixture import mixture_facts
 from services.training.packets.settings import PacketSettings
 from services.training.trainee import LossTally
 from services.training.twin import TwinStep
@@ -38,10 +39,6 @@ class PacketPupil:
     begin_ids: Ids = ()
     base: str = ""
     mixture: tuple[str, ...] = ()
-
-    def mixed(self) -> dict[str, str]:
-        """The kinds and their shares, by name."""
-        return {"mixture": "; ".join(self.mixture)} if self.mixture else {}
 
 
 class PacketTrainee:
@@ -74,7 +71,7 @@ class PacketTrainee:
         return {
             "model": self._pupil.model.base_fingerprint,
             "prompt": hashlib.sha256(repr(self._pupil.prefix_ids).encode()).hexdigest()[:16],
-            **self._pupil.mixed(),
+            **mixture_facts(self._pupil.mixture),
         }
 
     def loss(self, lessons: Sequence[DistilledLesson]) -> Tensor:
@@ -103,7 +100,7 @@ class PacketTrainee:
             settings.num_header,
             settings.num_trailer,
             base=pupil.base,
-            recipe={**recipe, **pupil.mixed()},
+            recipe={**recipe, **mixture_facts(pupil.mixture)},
         )
         return Packets(state[_VECTORS].detach().cpu().float(), facts)
 
