@@ -26,7 +26,7 @@ help: ## this list
 
 venv: $(STAMP) ## create .venv with everything pinned (once)
 
-$(STAMP): $(REQUIREMENTS)/development.txt $(REQUIREMENTS)/model.txt pyproject.toml setup.py $(wildcard shared/engine/*/*.[ch])
+$(STAMP): $(REQUIREMENTS)/development.txt $(REQUIREMENTS)/model.txt pyproject.toml setup.py $(wildcard shared/engine/*.[ch] shared/engine/*/*.[ch])
 	@test -n "$(PYTHON)" || { echo "kvquilt needs Python 3.11 or newer on PATH"; exit 1; }
 	@if [ ! -x $(BIN)/python ]; then echo "creating $(VENV) with $$($(PYTHON) --version)"; $(PYTHON) -m venv $(VENV); fi
 	@echo "installing the pinned packages (about 6 GB, two minutes on a fast line)"

@@ -4,26 +4,21 @@ torch attends and multiplies in their place, and int8 weights are refused."""
 from setuptools import Extension, setup
 
 
-def kernels(name: str, source: str, *headers: str) -> Extension:
-    return Extension(
-        name,
-        [source],
-        depends=list(headers),
-        extra_compile_args=["-O3", "-fopenmp"],
-        extra_link_args=["-fopenmp"],
-        optional=True,
-    )
-
-
-BACKENDS, MODEL = "shared/engine/backends", "shared/engine/model"
+ENGINE = "shared/engine"
 setup(
     ext_modules=[
-        kernels("shared.engine.backends._native", f"{BACKENDS}/native.c", f"{BACKENDS}/native_kernels.h"),
-        kernels(
-            "shared.engine.model._linear",
-            f"{MODEL}/linear_kernels.c",
-            f"{MODEL}/linear_singles.h",
-            f"{MODEL}/linear_exact.h",
-        ),
+        Extension(
+            "shared.engine._kernels",
+            [f"{ENGINE}/threads.c", f"{ENGINE}/backends/native.c", f"{ENGINE}/model/linear_kernels.c"],
+            depends=[
+                f"{ENGINE}/threads.h",
+                f"{ENGINE}/backends/native_kernels.h",
+                f"{ENGINE}/model/linear_singles.h",
+                f"{ENGINE}/model/linear_exact.h",
+            ],
+            extra_compile_args=["-O3", "-pthread"],
+            extra_link_args=["-pthread"],
+            optional=True,
+        )
     ]
 )

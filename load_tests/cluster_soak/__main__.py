@@ -1,9 +1,10 @@
 """Soaks a whole stack on this machine: callers ask, and bring, change and remove documents, while its
-processes are killed, hang or run out of memory, its object store is away, slow or lies, its disk and its
-shared memory are full, and its clock jumps.
+processes are killed, hang or run out of memory, its object store is away, slow or lies, its Milvus is away
+or hangs, its disk and its shared memory are full, and its clock jumps.
 
     python -m load_tests.cluster_soak --seconds 300            a stack with embedded defaults
     python -m load_tests.cluster_soak --seconds 300 --objects  one with a real S3 server
+    python -m load_tests.cluster_soak --seconds 300 --index    one with a Milvus server
     python -m load_tests.cluster_soak --only proxy --only agent    some faults alone
 
 A fault strikes every --every seconds, each kind once before one strikes again. Throughout, callers may only
@@ -59,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         help="faults with this in their names; repeatable",
     )
     parser.add_argument("--objects", action="store_true", help="with a real S3 server, started for it")
+    parser.add_argument("--index", action="store_true", help="with a Milvus server, started for it")
     option(parser, "--seed", 0, "of what callers do and which fault strikes when")
     args = parser.parse_args(argv)
     errors = Console(stderr=True, highlight=False)
@@ -70,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with ExitStack() as running:
             scratch = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="kvquilt-soak-")))
-            around = running.enter_context(surroundings(scratch, args.objects, wanted))
+            around = running.enter_context(surroundings(scratch, args.objects, args.index, wanted))
             state = running.enter_context(demo_towns(errors, TOWNS, **around.settings))
             processes = StackProcesses(state.pid)
             faults = faults_of(processes, around, random.Random(args.seed), frozenset(state.services))

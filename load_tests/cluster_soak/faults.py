@@ -11,6 +11,7 @@ import signal
 from load_tests.cluster_soak.clock_faults import clock_faults
 from load_tests.cluster_soak.disk_faults import disk_faults, shared_memory_faults
 from load_tests.cluster_soak.fault import DOWN_S, Fault, Strike
+from load_tests.cluster_soak.index_faults import index_faults
 from load_tests.cluster_soak.memory_faults import memory_faults
 from load_tests.cluster_soak.object_faults import down, object_faults
 from load_tests.cluster_soak.surroundings import Surroundings
@@ -37,6 +38,8 @@ def faults_of(
         found += object_faults(around.store, rng)
         server, killing = around.store.server, _killing(processes, AGENT)
         found.append(Fault("object store down, agent killed", lambda: down(server, killing)))
+    if around.index is not None:
+        found += index_faults(around.index, _killing(processes, "retrieval"))
     if around.disk is not None:
         found += disk_faults(around.disk, _killing(processes, AGENT, "ingestion"))
     if around.shared_memory is not None:

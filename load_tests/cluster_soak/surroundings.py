@@ -14,6 +14,7 @@ from load_tests.cluster_soak import clock_faults, disk_faults, memory_faults
 from load_tests.cluster_soak.object_faults import ObjectStore
 from load_tests.servers.faulty_s3 import FaultyS3
 from load_tests.servers.memory_limit import MemoryLimit, NoMemoryLimit
+from load_tests.servers.milvus import MilvusServer
 from load_tests.servers.s3 import S3Server
 from load_tests.servers.small_disk import NoSmallDisk, SmallDisk
 from load_tests.servers.stepped_clock import NoSteppedClock, SteppedClock
@@ -38,6 +39,7 @@ class Surroundings:
     which the stack stands on it."""
 
     store: ObjectStore | None = None
+    index: MilvusServer | None = None
     disk: SmallDisk | None = None
     shared_memory: SmallDisk | None = None
     clock: SteppedClock | None = None
@@ -47,9 +49,9 @@ class Surroundings:
 
 
 @contextmanager
-def surroundings(scratch: Path, objects: bool, wanted: Wanted) -> Iterator[Surroundings]:
+def surroundings(scratch: Path, objects: bool, index: bool, wanted: Wanted) -> Iterator[Surroundings]:
     """Of a stack that is started within. ``scratch``: an empty directory. ``objects``: with an object
-    store."""
+    store. ``index``: with a Milvus server."""
     around = Surroundings()
     with ExitStack() as running:
 
@@ -66,6 +68,9 @@ def surroundings(scratch: Path, objects: bool, wanted: Wanted) -> Iterator[Surro
 
         if objects:
             around.store = running.enter_context(_object_store(scratch / "s3"))
+        if index:
+            around.index = MilvusServer(scratch / "milvus")
+            running.callback(around.index.close)
         around.disk = part(lambda: SmallDisk(scratch / "disk", _DISK_BYTES), disk_faults.ON_DISK)
         around.shared_memory = part(
             lambda: SmallDisk(scratch / "memory", _SHARED_MEMORY_BYTES), disk_faults.IN_SHARED_MEMORY
@@ -102,4 +107,6 @@ def _settings_of(around: Surroundings) -> dict[str, Any]:
         kv_store["disk_capacity_bytes"] = _FEW_CHUNKS_BYTES
         kv_store.setdefault("memory", {"capacity_bytes": 0})
         settings["generator"] = {"engine": {"resident_bytes": _FEW_CHUNKS_BYTES}}
+    if around.index is not None:
+        settings["retrieval"] = {"milvus_uri": around.index.uri}
     return settings | ({"kv_store": kv_store} if kv_store else {})

@@ -2,11 +2,12 @@
  * numbers those of the Triton kernels: products in the model's type with float32 sums, logarithms to base 2, results rounded once.
  *
  * Plain C behind a C interface, so that the library fits every torch and Python. The kernels are compiled for several processors
- * (native_kernels.h) and chosen when the library is asked which one serves. Threads are OpenMP's, whose pool torch shares.
+ * (native_kernels.h) and chosen when the library is asked which one serves.
  */
-#include <omp.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "../threads.h"
 
 #define BLOCK_KEYS 64 /* as in tables.py */
 #define MAX_HEAD_DIM 512 /* as in native.py */
@@ -99,23 +100,42 @@ int kvquilt_level(void) {
 
 int64_t kvquilt_workspace_bytes(int level, int block_rows, int head_dim) { return KERNELS[level]->workspace(block_rows, head_dim); }
 
+/* One call of kvquilt_run. */
+typedef struct {
+    const Kernels *kernels;
+    const Step *step;
+    int layer;
+    Rows q, k, v;
+    void *merged;
+    float scale;
+} Run;
+
+static void append_some(void *context, int64_t first, int64_t end, int thread) {
+    const Run *r = context;
+    const int num_heads = r->step->num_kv_heads;
+    for (int64_t i = first; i < end; i++) r->kernels->append(r->step, r->layer, r->k, r->v, i / num_heads, i % num_heads);
+}
+
+static void attend_some(void *context, int64_t first, int64_t end, int thread) {
+    const Run *r = context;
+    const int num_heads = r->step->num_kv_heads;
+    char *workspace = r->step->workspace + r->step->workspace_bytes * thread;
+    for (int64_t i = first; i < end; i++)
+        r->kernels->attend(r->step, r->layer, r->q, r->scale, i / num_heads, i % num_heads, workspace);
+}
+
+static void merge_some(void *context, int64_t first, int64_t end, int thread) {
+    const Run *r = context;
+    const int num_heads = r->step->num_heads;
+    for (int64_t i = first; i < end; i++) r->kernels->merge(r->step, r->merged, i / num_heads, i % num_heads);
+}
+
+#define HEADS_AT_ONCE 32 /* of rows that are appended or merged: fewer are done before others have begun */
+
 /* q, k, v: [heads, rows, dim] by strides; merged: [rows, heads, dim], contiguous. */
 void kvquilt_run(int level, const Step *s, int layer, Rows q, Rows k, Rows v, void *merged, float scale) {
-    const Kernels *kernels = KERNELS[level];
-    const int num_appends = s->num_rows * s->num_kv_heads;
-    const int num_attends = s->num_items * s->num_kv_heads;
-    const int num_merges = s->num_rows * s->num_heads;
-#pragma omp parallel num_threads(s->num_threads)
-    {
-        char *workspace = s->workspace + s->workspace_bytes * omp_get_thread_num();
-#pragma omp for schedule(static)
-        for (int i = 0; i < num_appends; i++)
-            kernels->append(s, layer, k, v, i / s->num_kv_heads, i % s->num_kv_heads);
-#pragma omp for schedule(dynamic, 1)
-        for (int i = 0; i < num_attends; i++)
-            kernels->attend(s, layer, q, scale, i / s->num_kv_heads, i % s->num_kv_heads, workspace);
-#pragma omp for schedule(static)
-        for (int i = 0; i < num_merges; i++)
-            kernels->merge(s, merged, i / s->num_heads, i % s->num_heads);
-    }
+    Run run = {KERNELS[level], s, layer, q, k, v, merged, scale};
+    kvquilt_share(s->num_threads, (int64_t)s->num_rows * s->num_kv_heads, HEADS_AT_ONCE, append_some, &run);
+    kvquilt_share(s->num_threads, (int64_t)s->num_items * s->num_kv_heads, 1, attend_some, &run);
+    kvquilt_share(s->num_threads, (int64_t)s->num_rows * s->num_heads, HEADS_AT_ONCE, merge_some, &run);
 }

@@ -22,7 +22,7 @@ from shared.engine.compiled import compiled_library
 from shared.engine.model.spec import ModelSpec
 from shared.errors import ConfigError
 
-LIBRARY = "shared.engine.backends._native"
+LIBRARY = "shared.engine._kernels"
 LEVELS = {1: "AVX2", 2: "AVX-512 with bfloat16"}
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _MAX_HEAD_DIM = 512  # as in native.c

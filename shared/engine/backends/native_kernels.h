@@ -166,9 +166,10 @@ INLINE void NAME(append_as)(const Step *s, int layer, Rows k, Rows v, int row, i
            s->head_dim * (dtype == FLOAT32 ? 4 : 2));
 }
 
-/* C = A·B, or with ``adds`` C += A·B, for ``rows`` (STACK at most) and ``columns`` vectors. */
-INLINE void NAME(product)(const float *a, int64_t row_a, const float *b, int64_t row_b, int depth, float *c, int64_t row_c,
-                          const int adds, const int rows, const int columns, const int pairs) {
+/* C = A·B, or with ``adds`` C += A·B, for ``rows`` (STACK at most) and ``columns`` vectors. For every vector of B that is read, the one
+ * at its place in ``ahead`` is prefetched: packing is bound by memory, products by arithmetic. */
+INLINE void NAME(product)(const float *a, int64_t row_a, const float *b, int64_t row_b, const float *ahead, int depth, float *c,
+                          int64_t row_c, const int adds, const int rows, const int columns, const int pairs) {
     Floats sums[STACK][COLUMNS];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
@@ -178,7 +179,10 @@ INLINE void NAME(product)(const float *a, int64_t row_a, const float *b, int64_t
     for (int i = 0; i < depth; i++) {
         Floats across[COLUMNS];
 #pragma GCC unroll 8
-        for (int n = 0; n < columns; n++) across[n] = NAME(load)(b + i * row_b + n * LANES);
+        for (int n = 0; n < columns; n++) {
+            across[n] = NAME(load)(b + i * row_b + n * LANES);
+            __builtin_prefetch(ahead + i * row_b + n * LANES, 0, 2);
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             const Floats down = NAME(splat)(a[r * row_a + i]);
@@ -198,19 +202,20 @@ INLINE void NAME(product)(const float *a, int64_t row_a, const float *b, int64_t
         for (int n = 0; n < columns; n++) NAME(store)(c + r * row_c + n * LANES, sums[r][n]);
 }
 
-INLINE void NAME(products_of)(const float *a, int64_t row_a, const float *b, int64_t row_b, int depth, float *c, int64_t row_c,
-                              const int adds, const int rows, int columns, const int pairs) {
+INLINE void NAME(products_of)(const float *a, int64_t row_a, const float *b, int64_t row_b, const float *ahead, int depth, float *c,
+                              int64_t row_c, const int adds, const int rows, int columns, const int pairs) {
     int n = 0;
     for (; n + COLUMNS <= columns; n += COLUMNS)
-        NAME(product)(a, row_a, b + n * LANES, row_b, depth, c + n * LANES, row_c, adds, rows, COLUMNS, pairs);
-    for (; n < columns; n++) NAME(product)(a, row_a, b + n * LANES, row_b, depth, c + n * LANES, row_c, adds, rows, 1, pairs);
+        NAME(product)(a, row_a, b + n * LANES, row_b, ahead + n * LANES, depth, c + n * LANES, row_c, adds, rows, COLUMNS, pairs);
+    for (; n < columns; n++)
+        NAME(product)(a, row_a, b + n * LANES, row_b, ahead + n * LANES, depth, c + n * LANES, row_c, adds, rows, 1, pairs);
 }
 
 /* Of STACK rows, of which the first ``rows`` count. */
-INLINE void NAME(products)(const float *a, int64_t row_a, const float *b, int64_t row_b, int depth, float *c, int64_t row_c,
-                           const int adds, int rows, int columns, const int pairs) {
-    if (rows <= STACK / 2) NAME(products_of)(a, row_a, b, row_b, depth, c, row_c, adds, STACK / 2, columns, pairs);
-    else NAME(products_of)(a, row_a, b, row_b, depth, c, row_c, adds, STACK, columns, pairs);
+INLINE void NAME(products)(const float *a, int64_t row_a, const float *b, int64_t row_b, const float *ahead, int depth, float *c,
+                           int64_t row_c, const int adds, int rows, int columns, const int pairs) {
+    if (rows <= STACK / 2) NAME(products_of)(a, row_a, b, row_b, ahead, depth, c, row_c, adds, STACK / 2, columns, pairs);
+    else NAME(products_of)(a, row_a, b, row_b, ahead, depth, c, row_c, adds, STACK, columns, pairs);
 }
 
 #if PAIRS
@@ -463,17 +468,18 @@ INLINE void NAME(attend_as)(const Step *s, int layer, Rows q, float scale, int i
          next = NAME(next_block)(words, num_words, next, end, keys, &num_keys)) {
         NAME(pack_keys)(k, keys, num_keys, dim, room.keys, dtype);
         NAME(pack_values)(v, keys, num_keys, dim, wide, room.values, dtype);
+        const float *next_keys = NAME(at)(k, (int64_t)next * dim, dtype), *next_values = NAME(at)(v, (int64_t)next * dim, dtype);
         for (int top = 0; top < rows; top += STACK) {
             const int counted = num_flat - top < STACK ? num_flat - top : STACK;
-            NAME(products)(room.q + (int64_t)top * depth, depth, room.keys, BLOCK_KEYS, depth, room.scores, BLOCK_KEYS, 0, counted,
-                           BLOCK_KEYS / LANES, pairs);
+            NAME(products)(room.q + (int64_t)top * depth, depth, room.keys, BLOCK_KEYS, top ? room.keys : next_keys, depth, room.scores,
+                           BLOCK_KEYS, 0, counted, BLOCK_KEYS / LANES, pairs);
             for (int r = 0; r < counted; r++) {
                 const int i = top + r;
                 const uint64_t hidden = NAME(hidden_keys)(s, layer, room.look[i], room.seen[i], keys, !words);
                 NAME(weigh)(&room, i, room.scores + r * BLOCK_KEYS, hidden, room.weights + r * (pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS), pairs);
             }
-            NAME(products)(room.weights, pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS, room.values, wide, pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS,
-                           room.out + (int64_t)top * wide, wide, 1, counted, wide / LANES, pairs);
+            NAME(products)(room.weights, pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS, room.values, wide, top ? room.values : next_values,
+                           pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS, room.out + (int64_t)top * wide, wide, 1, counted, wide / LANES, pairs);
         }
     }
 

@@ -12,6 +12,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "../threads.h"
+
 #define UNIT 32
 #define MAX_TILE 12
 #define BLOCK_ROWS 192 /* Rows that a unit meets while it is in a core's cache, and they are. */
@@ -224,64 +226,70 @@ int kvquilt_linear_level(void) { return 0; }
 static inline int64_t over(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* By the threads of a region together, which do not wait for each other at the end: those that share their core take fewer units. Of at
- * least one row. */
-static void share_product(int level, int kind, const Product *p) {
+/* A product, and how it is shared: blocks of rows, which meet a unit, or two side by side, while it is in a core's cache. */
+typedef struct {
+    const Product *product;
+    const Kernels *kernels;
+    int64_t num_units, at_once, num_steps, block, tile;
+} Shares;
+
+static void multiply_some(void *context, int64_t first, int64_t end, int thread) {
+    const Shares *s = context;
+    const Product *p = s->product;
+    for (int64_t i = first; i < end; i++) {
+        const int64_t unit = i % s->num_steps * s->at_once, begin = i / s->num_steps * s->block;
+        const int64_t behind = smaller(begin + s->block, p->num_rows), units = smaller(s->at_once, s->num_units - unit);
+        for (int64_t row = begin; row < behind; row += s->tile)
+            s->kernels->tile(p, row, (int)smaller(s->tile, behind - row), unit, (int)units);
+    }
+}
+
+/* Of at least one row. */
+void kvquilt_linear_product(int level, int kind, const Product *p) {
     const Kernels *kernels = &KERNELS[level][kind];
     const int64_t num_units = over(p->num_out, p->gated ? UNIT / 2 : UNIT), num_blocks = over(p->num_rows, BLOCK_ROWS);
     const int64_t block = over(p->num_rows, num_blocks), tile = over(block, over(block, kernels->most_rows));
     const int64_t at_once = tile <= kernels->most_rows_of_two ? 2 : 1, num_steps = over(num_units, at_once);
-#pragma omp for schedule(dynamic) nowait
-    for (int64_t i = 0; i < num_blocks * num_steps; i++) {
-        const int64_t unit = i % num_steps * at_once, first = i / num_steps * block, end = smaller(first + block, p->num_rows);
-        for (int64_t row = first; row < end; row += tile)
-            kernels->tile(p, row, (int)smaller(tile, end - row), unit, (int)smaller(at_once, num_units - unit));
-    }
+    Shares shares = {p, kernels, num_units, at_once, num_steps, block, tile};
+    kvquilt_share(p->num_threads, num_blocks * num_steps, 1, multiply_some, &shares);
 }
 
-static void share_norm(const Norm *n) {
-#pragma omp for schedule(static) nowait
-    for (int64_t row = 0; row < n->num_rows; row++) norm_row(n, row);
-}
+typedef struct {
+    const Weights *weights;
+    void (*expand)(const Weights *, int64_t unit);
+} Expansion;
 
-void kvquilt_linear_product(int level, int kind, const Product *p) {
-#pragma omp parallel num_threads(p->num_threads)
-    share_product(level, kind, p);
+static void expand_some(void *context, int64_t first, int64_t end, int thread) {
+    const Expansion *e = context;
+    for (int64_t unit = first; unit < end; unit++) e->expand(e->weights, unit);
 }
 
 void kvquilt_linear_weights(int level, int kind, const Weights *w) {
-#pragma omp parallel for schedule(static) num_threads(w->num_threads)
-    for (int64_t unit = 0; unit < w->units; unit++) KERNELS[level][kind].expand(w, unit);
+    Expansion expansion = {w, KERNELS[level][kind].expand};
+    kvquilt_share(w->num_threads, w->units, 1, expand_some, &expansion);
 }
 
-#define ROWS_OF_A_THREAD 16 /* Fewer are done before others have begun. */
+#define ROWS_AT_ONCE 16 /* Fewer are done before others have begun. */
+
+static void norm_some(void *context, int64_t first, int64_t end, int thread) {
+    for (int64_t row = first; row < end; row++) norm_row(context, row);
+}
 
 /* Of level 2. */
-void kvquilt_linear_norm(const Norm *n) {
-#pragma omp parallel num_threads(n->num_threads) if (n->num_rows > ROWS_OF_A_THREAD)
-    share_norm(n);
-}
-
-static void share_stage(const Stage *s, void *const *rows, int64_t num_rows) {
-    if (s->bias) {
-        const uint16_t *added_to = s->added_to < 0 ? 0 : rows[s->added_to];
-        const Product p = {rows[s->x], s->weight, 0, s->bias, rows[s->out], num_rows, s->num_in, s->num_out, 0, s->gated, added_to};
-        share_product(2, PAIRS_BFLOAT16, &p);
-    } else {
-        const Norm n = {rows[s->x], s->weight, rows[s->out], num_rows, s->num_in, s->eps, 0};
-        share_norm(&n);
-    }
-}
+void kvquilt_linear_norm(const Norm *n) { kvquilt_share(n->num_threads, n->num_rows, ROWS_AT_ONCE, norm_some, (void *)n); }
 
 /* Of level 2, and of at least one row. Every stage but the first begins when all rows of the one in front of it are done. */
 void kvquilt_linear_stages(const Stage *stages, int num_stages, void *const *rows, int64_t num_rows, int num_threads) {
-#pragma omp parallel num_threads(num_threads)
-    for (int i = 0; i < num_stages; i++) {
-        if (i) {
-#pragma omp barrier
+    for (const Stage *s = stages; s < stages + num_stages; s++)
+        if (s->bias) {
+            const uint16_t *added_to = s->added_to < 0 ? 0 : rows[s->added_to];
+            const Product product = {rows[s->x], s->weight, 0, s->bias, rows[s->out], num_rows,
+                                     s->num_in, s->num_out, num_threads, s->gated, added_to};
+            kvquilt_linear_product(2, PAIRS_BFLOAT16, &product);
+        } else {
+            const Norm norm = {rows[s->x], s->weight, rows[s->out], num_rows, s->num_in, s->eps, num_threads};
+            kvquilt_linear_norm(&norm);
         }
-        share_stage(stages + i, rows, num_rows);
-    }
 }
 
 /* Of this library's structures: a caller that was compiled from other sources has others. */

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shared.engine.compiled import compiled_library
 
-LIBRARY = "shared.engine.model._linear"
+LIBRARY = "shared.engine._kernels"
 UNIT = 32  # outputs, as in linear_kernels.c
 LEVELS = {1: "AVX2", 2: "AVX-512 with bfloat16 and byte permutations"}
 
