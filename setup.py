@@ -3,7 +3,6 @@ torch attends and multiplies in their place, and int8 weights are refused."""
 
 from setuptools import Extension, setup
 
-
 ENGINE = "shared/engine"
 setup(
     ext_modules=[
