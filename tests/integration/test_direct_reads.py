@@ -15,10 +15,13 @@ from load_tests.servers.s3 import S3Server
 from services.kv_store.node.agent import Agent
 from services.kv_store.s3.bucket import ObjectBlobs
 from services.kv_store.tiers.chunk_names import blob_of
+from shared.engine.kv.chunk_reads import Loaded
+from shared.engine.kv.loader import ChunkLoad, Loader
 from shared.errors import KvquiltError, NotFound
 from shared.kv_format import ChunkFile
 from shared.request import RequestContext
 from shared.stored_segments.source import StoreSegmentSource
+from shared.threads import events_of
 from tests.integration.test_object_store_faults import self_signed
 from tests.minio_server import impatient, new_bucket, settings_for
 
@@ -122,6 +125,30 @@ async def test_a_chunk_that_is_not_stored_cannot_be_had(
     with pytest.raises(NotFound):
         await engine.check(segment, layers)
     assert await engine.open(chunk_id) is None
+
+
+async def test_the_engine_is_told_of_chunks_that_are_stored_and_of_those_that_are_not(
+    tmp_path: Path, objects: ObjectBlobs, node: Agent
+) -> None:
+    there, layers = stored(tmp_path, objects)
+    lost, _ = stored(tmp_path, objects, seed=2)
+    objects.delete(blob_of(lost))
+    source = StoreSegmentSource(node, "", asyncio.get_running_loop(), SHAPE.kv)
+    loader = Loader(source, SHAPE.spec, num_threads=2)
+    load = ChunkLoad({lost: SHAPE.tokens, there: SHAPE.tokens})
+    async with asyncio.timeout(30):
+        told = await events_of(lambda tell: loader.load(load, tell), 2, Loaded)
+    await asyncio.to_thread(loader.close)
+    found = {one.key: one.segment for one in told}
+    assert found[lost] is None
+    read = found[there]
+    assert read is not None
+    assert read.encoding == "exact"
+    assert all(
+        torch.equal(x.view(torch.int16), y.view(torch.int16))
+        for k_v, *kv in zip(layers, read.k_LKTD, read.v_LKTD, strict=True)
+        for x, y in zip(k_v, kv, strict=True)
+    )
 
 
 async def test_a_damaged_object_is_noticed_and_told(

@@ -103,6 +103,7 @@ class ChunkRead:
         try:
             segment = self._segment
             if segment is not None and not self._arrival.failed:
+                segment.encoding = self._stored.encoding  # what is far says so once it has begun
                 kv = (x[layers.start : layers.stop] for x in (segment.k_LKTD, segment.v_LKTD))
                 self._stored.read_layers(layers, *kv)
                 self._arrived(layers)

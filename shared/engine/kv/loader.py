@@ -200,9 +200,9 @@ class Loader:
         stored = self._open(chunk_lens, encoding, traceparent, tenant)
 
         def read(key: str) -> ChunkRead:
-            segment = Segment.arriving(self._spec, chunk_lens[key])
-            segment.encoding = stored[key].encoding
-            return ChunkRead(key, stored[key], segment, tell, self._copies)
+            return ChunkRead(
+                key, stored[key], Segment.arriving(self._spec, chunk_lens[key]), tell, self._copies
+            )
 
         reads = load.found({key: stored[key] for key in chunk_lens if key in stored}, read)
         for key in load.absent:

@@ -55,7 +55,8 @@ class StoredSegment(Protocol):
 
     @property
     def encoding(self) -> str:
-        """The one that it is stored in (``shared.kv_buffers.ENCODINGS``): other values come of another."""
+        """The one that it is stored in (``shared.kv_buffers.ENCODINGS``): other values come of another. Waits
+        and raises like ``read_layers`` where nobody has seen it yet."""
         ...
 
     def read_layers(self, layers: range, k_out_LHTD: Sequence[Tensor], v_out_LHTD: Sequence[Tensor]) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from load_tests.kv_store.stored_chunks import ChunkShape
 from shared.engine.kv.chunk_reads import ChunkRead, FirstLayer, Loaded, ReadList
 from shared.engine.kv.segment import Segment
-from shared.errors import CorruptData, Unavailable
+from shared.errors import CorruptData, NotFound, Unavailable
 
 LAYERS = 4
 SPEC = ChunkShape(layers=LAYERS, kv_heads=1, head_dim=2, tokens=3).spec
@@ -57,6 +57,14 @@ class Stored:
     def close(self) -> None:
         assert not self.num_reading
         self.num_closed += 1
+
+
+class NotStored(Stored):
+    """Says so when it is asked for anything of it."""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        raise NotFound("not stored")
 
 
 def listed(chunks: Sequence[Stored], told: Told, at_once: int = 1) -> ReadList:
@@ -107,6 +115,15 @@ def test_a_chunk_that_has_not_begun_holds_nobody_up() -> None:
     assert [key for key, _ in told] == ["1", "1", "0", "0"]
     assert (late.layers, quick.layers) == ([*range(LAYERS)], [*range(LAYERS)])
     assert (late.num_closed, quick.num_closed) == (1, 1)
+
+
+def test_a_chunk_that_turns_out_not_to_be_stored_is_told_beside_one_that_is() -> None:
+    """Nobody has asked a far store when its reading is planned."""
+    told: Told = []
+    lost, found = NotStored(True), Stored(True)
+    listed([lost, found], told).work(threading.Event())
+    assert told == [("0", Loaded), ("1", FirstLayer), ("1", Loaded)]
+    assert (lost.layers, lost.num_closed, found.num_closed) == ([], 1, 1)
 
 
 def test_whoever_has_nothing_else_to_read_waits_for_a_chunk_to_begin() -> None:
