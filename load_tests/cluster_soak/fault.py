@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 ASKS, WRITES = "asks", "writes"
 """Kinds of callers."""
@@ -23,3 +25,21 @@ class Fault:
     name: str
     strike: Strike
     told: Told = frozenset()
+
+
+class Restartable(Protocol):
+    """A process that comes back with what it had."""
+
+    def stop(self) -> None: ...
+
+    def start(self) -> None: ...
+
+
+async def down(server: Restartable, meanwhile: Strike | None = None) -> None:
+    await asyncio.to_thread(server.stop)
+    try:
+        if meanwhile is not None:
+            await meanwhile()
+        await asyncio.sleep(DOWN_S)
+    finally:
+        await asyncio.to_thread(server.start)

@@ -10,10 +10,10 @@ import signal
 
 from load_tests.cluster_soak.clock_faults import clock_faults
 from load_tests.cluster_soak.disk_faults import disk_faults, shared_memory_faults
-from load_tests.cluster_soak.fault import DOWN_S, Fault, Strike
+from load_tests.cluster_soak.fault import DOWN_S, Fault, Strike, down
 from load_tests.cluster_soak.index_faults import index_faults
 from load_tests.cluster_soak.memory_faults import memory_faults
-from load_tests.cluster_soak.object_faults import down, object_faults
+from load_tests.cluster_soak.object_faults import object_faults
 from load_tests.cluster_soak.surroundings import Surroundings
 from load_tests.servers.stack_processes import AGENT, PROXY, StackProcesses
 

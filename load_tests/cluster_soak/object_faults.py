@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from load_tests.benchmark import Violation
-from load_tests.cluster_soak.fault import DOWN_S, Fault, Strike
+from load_tests.cluster_soak.fault import DOWN_S, Fault, Strike, down
 from load_tests.servers.faulty_s3 import FaultyS3, Request, S3Answer, S3Fault
 from load_tests.servers.s3 import S3Server
 from load_tests.servers.s3_lies import OtherObjects, half, object_of, wrong_bytes
@@ -38,16 +38,6 @@ def object_faults(store: ObjectStore, rng: random.Random) -> list[Fault]:
         Fault(f"object store slow by {SLOW_S:g} s", lambda: _slow(store.proxy)),
         *(Fault(f"object store sends {name}", _lying(store.proxy, lie)) for name, lie in lies.items()),
     ]
-
-
-async def down(server: S3Server, meanwhile: Strike | None = None) -> None:
-    await asyncio.to_thread(server.stop)
-    try:
-        if meanwhile is not None:
-            await meanwhile()
-        await asyncio.sleep(DOWN_S)
-    finally:
-        await asyncio.to_thread(server.start)
 
 
 async def _slow(proxy: FaultyS3) -> None:
