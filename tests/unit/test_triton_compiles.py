@@ -28,7 +28,7 @@ def _own_cache(tmp_path: Path) -> Iterator[None]:
 
 
 def compiled(kernel: Any, types: dict[str, str], settings: dict[str, Any]) -> Any:
-    """As a launch would compile it: strides and pointers are multiples of 16."""
+    """As a launch would compile it: strides, pointers and numbers of elements are multiples of 16."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -37,8 +37,12 @@ def compiled(kernel: Any, types: dict[str, str], settings: dict[str, Any]) -> An
     names = list(kernel.arg_names)
     assert {*types, *constants} == set(names)
     signature = {name: types.get(name, "constexpr") for name in names}
+    unspecialised = {param.name for param in kernel.params if param.do_not_specialize}
     aligned = [
-        i for i, name in enumerate(names) if signature[name].startswith("*") or name.startswith("stride")
+        i
+        for i, name in enumerate(names)
+        if signature[name].startswith("*")
+        or (name.startswith(("stride", "count")) and name not in unspecialised)
     ]
     source = ASTSource(
         kernel,
@@ -143,3 +147,13 @@ def test_append_and_merge_compile_and_move_whole_words(shape: Shape) -> None:
     pointers = dict.fromkeys(("out", "lse", "more"), "fp32") | dict.fromkeys(("first_slot", "joint"), "i32")
     pointers["merged"] = dtype
     compiled(merge_kernel, types(pointers, "num_rows"), merge_settings(spec))
+
+
+def test_an_activation_and_its_gate_move_sixteen_bytes_at_a_time() -> None:
+    from shared.engine.model.fused_kernels import silu_times_kernel
+
+    signature = types(dict.fromkeys(("gate", "up", "out"), "bf16"), "count")
+    ptx = compiled(silu_times_kernel, signature, {"BLOCK": 1024}).asm["ptx"]
+    assert "ld.global.v4" in ptx
+    assert "st.global.v4" in ptx
+    assert "global.b16" not in ptx

@@ -253,4 +253,7 @@ def _runs(counts: Int64) -> tuple[Int64, Int64]:
 
 
 def _columns(*columns: Int64) -> Int32:
-    return np.stack(columns, axis=1).astype(np.int32)
+    table = np.empty((len(columns[0]), len(columns)), dtype=np.int32)
+    for i, column in enumerate(columns):
+        table[:, i] = column
+    return table
