@@ -101,6 +101,16 @@ class ChunkLoad:
             read.drop()
         return read is not None
 
+    def give_up(self, num_layers: int, tell: Tell) -> None:
+        """Instead of reading, before anybody reads: all that is wanted is told to be absent."""
+        with self._lock:
+            reads = dict(self._reads)
+        for key in self.chunk_lens:
+            if key in reads:
+                reads[key].give_up(range(num_layers))
+            else:
+                tell(Loaded(key, None, broken=False))
+
     def begun(self) -> bool:
         """The first layer of one more is there. False: of others, that are stored and wanted, it is not."""
         with self._lock:
@@ -196,6 +206,22 @@ class Loader:
         tell(FoundChain(chunk.chunk_id, None if chain is None else tuple(chain)))
 
     def _load(self, load: ChunkLoad, tell: Tell, encoding: str, traceparent: str, tenant: str) -> None:
+        try:
+            read_list = self._read_list(load, tell, encoding, traceparent, tenant)
+        except Exception:  # somebody waits for each of them
+            log.exception("%d chunks cannot be loaded; they are computed", len(load.chunk_lens))
+            load.give_up(self._spec.num_layers, tell)
+            return
+        for key in load.absent:
+            tell(Loaded(key, None, broken=False))
+        with contextlib.suppress(RuntimeError):  # closing: this thread clears the list alone
+            for _ in range(self._num_threads - 1):
+                self._readers.submit(read_list.work, self._closing)
+        read_list.work(self._closing)
+
+    def _read_list(
+        self, load: ChunkLoad, tell: Tell, encoding: str, traceparent: str, tenant: str
+    ) -> ReadList:
         chunk_lens = load.chunk_lens
         stored = self._open(chunk_lens, encoding, traceparent, tenant)
 
@@ -205,13 +231,7 @@ class Loader:
             )
 
         reads = load.found({key: stored[key] for key in chunk_lens if key in stored}, read)
-        for key in load.absent:
-            tell(Loaded(key, None, broken=False))
-        read_list = ReadList(reads, self._spec.num_layers, self._layers_at_once(chunk_lens))
-        with contextlib.suppress(RuntimeError):  # closing: this thread clears the list alone
-            for _ in range(self._num_threads - 1):
-                self._readers.submit(read_list.work, self._closing)
-        read_list.work(self._closing)
+        return ReadList(reads, self._spec.num_layers, self._layers_at_once(chunk_lens))
 
     def _layers_at_once(self, chunk_lens: Mapping[str, int]) -> int:
         """One, which a pass can go on with; to a GPU as many as are worth a copy."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from load_tests.kv_store.stored_chunks import ChunkShape
 from shared.engine.kv.chunk_reads import ChunkRead, FirstLayer, Loaded, ReadList
+from shared.engine.kv.loader import ChunkLoad, Loader
 from shared.engine.kv.segment import Segment
+from shared.engine.kv.source import NoSource, StoredSegment
 from shared.errors import CorruptData, NotFound, Unavailable
 
 LAYERS = 4
@@ -236,3 +238,46 @@ def test_what_is_given_up_is_not_called_broken() -> None:
     told: list[FirstLayer | Loaded] = []
     ReadList([ChunkRead("a", Stored(False), Segment.arriving(SPEC, 3), told.append)], LAYERS).work(closing)
     assert told == [Loaded("a", None, False)]
+
+
+class Unplannable(Stored):
+    """Fails where nobody expects it to, before it is read."""
+
+    @property
+    def in_order(self) -> bool:
+        raise RuntimeError("no connection to say it by")
+
+    @in_order.setter
+    def in_order(self, _: bool) -> None:
+        pass
+
+
+class HalfBroken(NoSource):
+    def __init__(self) -> None:
+        self.stored = {"well": Stored(in_order=True), "broken": Unplannable(in_order=True)}
+
+    def open(
+        self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = "", tenant: str = ""
+    ) -> Mapping[str, StoredSegment]:
+        return {key: self.stored[key] for key in chunk_lens if key in self.stored}
+
+
+def test_whatever_fails_before_the_first_layer_every_chunk_is_told_once_and_closed() -> None:
+    source, told = HalfBroken(), dict[str, list[FirstLayer | Loaded]]()
+    loader = Loader(source, SPEC, num_threads=1)
+    all_told = threading.Event()
+
+    def tell(event: FirstLayer | Loaded) -> None:
+        told.setdefault(event.key, []).append(event)
+        if len(told) == 3:
+            all_told.set()
+
+    loader.load(ChunkLoad(dict.fromkeys(("well", "broken", "absent"), 3)), tell)
+    assert all_told.wait(30)
+    loader.close()
+    for key, events in told.items():
+        assert [type(event) for event in events] == [Loaded], key
+        assert isinstance(events[0], Loaded)
+        assert events[0].segment is None
+        assert not events[0].broken
+    assert [one.num_closed for one in source.stored.values()] == [1, 1]
