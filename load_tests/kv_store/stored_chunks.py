@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shared.engine.kv.host_memory import host_tensors
+from shared.engine.host_memory import host_tensors
 from shared.engine.model.rope import RopeSpec
 from shared.engine.model.spec import ModelSpec
 from shared.identity import chunk_identity

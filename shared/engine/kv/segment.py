@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shared.engine.host_memory import host_tensors
 from shared.engine.kv.arrival import Arrival
-from shared.engine.kv.host_memory import host_tensors
 from shared.engine.model.spec import ModelSpec
 
 _GROWTH_TOKENS = 32
@@ -112,13 +112,8 @@ class Segment:
     @classmethod
     def arriving(cls, spec: ModelSpec, num_tokens: int) -> Segment:
         """Of ``num_tokens`` whose keys and values are about to be read from storage."""
-        on_host = spec.device.type == "cpu"
-        segment = cls(spec, 0 if on_host else num_tokens)
-        if on_host:
-            shape = (spec.num_kv_heads, num_tokens, spec.head_dim)
-            tensors = host_tensors(2 * spec.num_layers, shape, spec.dtype)
-            segment.k_LKTD, segment.v_LKTD = tensors[::2], tensors[1::2]
-        segment.length = segment.capacity = num_tokens
+        segment = cls(spec, num_tokens)
+        segment.length = num_tokens
         segment.arrival = Arrival(spec.num_layers)
         return segment
 
@@ -194,11 +189,14 @@ class Segment:
         return self._addresses
 
     def _buffers(self, capacity: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Keys and values of every layer. On a GPU in one allocation, of each layer keys and then values;
+        """Keys and values of every layer, in one allocation: of each layer keys and then values. On a GPU
         kernels need each at a multiple of 16 bytes."""
         spec = self._spec
         shape = (spec.num_kv_heads, capacity, spec.head_dim)
-        if spec.device.type == "cpu" or spec.head_dim * spec.dtype.itemsize % 16:
+        if spec.device.type == "cpu":
+            each = host_tensors(2 * spec.num_layers, shape, spec.dtype)
+            return each[::2], each[1::2]
+        if spec.head_dim * spec.dtype.itemsize % 16:
             each = [
                 torch.empty(shape, dtype=spec.dtype, device=spec.device) for _ in range(2 * spec.num_layers)
             ]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from shared.engine.host_memory import HostArena
 from shared.engine.model.linear_kernels import UNIT, LinearKernels, ProductKind, best_level, library
 from shared.engine.model.rounding import TOLERANCE, relative_error
 from shared.errors import ConfigError, ModelUnsupported
@@ -90,6 +91,9 @@ class Int8Linear(torch.nn.Module):
         """Of the weight and its scales."""
         return self._weight.nbytes + self._scale.nbytes
 
+    def move_weight(self, arena: HostArena) -> None:
+        self._weight = arena.moved(self._weight)
+
     def forward(self, x: Tensor) -> Tensor:
         dtype = torch.bfloat16 if self._pairs else torch.float32
         x_RI = x.reshape(-1, self._num_in).to(dtype)
@@ -136,9 +140,11 @@ def quantise_linears(hf_model: Any) -> None:
     _check_device(hf_model.lm_head.weight)
     _check_layers(hf_model)
     _check_kernels(hf_model.lm_head.weight.dtype)
-    room = Room()
+    room, arena = Room(), HostArena()
     for owner, name in list(_linears(hf_model)):
-        setattr(owner, name, Int8Linear(getattr(owner, name), room))
+        int8 = Int8Linear(getattr(owner, name), room)
+        int8.move_weight(arena)
+        setattr(owner, name, int8)
 
 
 def int8_bytes(hf_model: Any) -> int:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from shared.engine.attention import Attention
 from shared.engine.device_arrays import integers
+from shared.engine.host_memory import HostArena
 from shared.engine.model.adapting import AdaptedRows, AdapterWeights, adapting
 from shared.engine.model.int8 import SCHEME, quantise_linears
 from shared.engine.model.lora import LoraAdapter, linear_shapes
@@ -104,7 +105,7 @@ class LoadedModel:
         """From now on the model's weights are for its products alone: nothing else reads them."""
         _ = self.base_fingerprint
         products = best_products()
-        pack_linears(self.hf_model, products)
+        pack_linears(self.hf_model, products, HostArena())
         if products.rowwise:
             self._native = [
                 native_layer(module, functools.partial(self._run_layer, layer), self.spec)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
+from shared.engine.host_memory import HostArena
 from shared.engine.model.joint import JointProduct
 from shared.engine.model.rounding import relative_error
 from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, RowwiseNorm, rowwise_works
@@ -143,27 +144,35 @@ def best_products() -> Products:
     return ROWWISE if rowwise_works() else ONE_DNN
 
 
-def pack_linears(model: Any, products: Products) -> None:
+def pack_linears(model: Any, products: Products, arena: HostArena) -> None:
     """Every gated MLP and every other ``nn.Linear`` in the model is replaced, and norms if ``products`` has
     them, one after the other, so that little is there twice. A head that shares its weight with the embedding
-    gets one of its own."""
+    gets one of its own. ``arena``: where weights that the kernels read will lie."""
     if products.rowwise:
-        _join(model)
+        _join(model, arena)
     for name in [name for name, _ in model.named_children()]:
         packed = _packed(getattr(model, name), products)
         if packed is None:
-            pack_linears(getattr(model, name), products)
+            pack_linears(getattr(model, name), products, arena)
         else:
+            _move_weights(packed, arena)
             setattr(model, name, packed)
 
 
-def _join(module: Any) -> None:
+def _move_weights(packed: torch.nn.Module, arena: HostArena) -> None:
+    for module in packed.modules():
+        if isinstance(module, (RowwiseLinear, RowwiseGate)):
+            module.move_weight(arena)
+
+
+def _join(module: Any, arena: HostArena) -> None:
     linears = [getattr(module, name, None) for name in _JOINT]
     if any(type(one) is not torch.nn.Linear for one in linears):
         return
     layers = cast(Sequence[torch.nn.Linear], linears)
     if len({one.in_features for one in layers}) == 1:
         whole = RowwiseLinear(*layers)
+        whole.move_weight(arena)
         widths = [one.out_features for one in layers]
         joint = JointProduct(whole, widths)
         for nth, name in enumerate(_JOINT):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad, silu
 
+from shared.engine.host_memory import HostArena
 from shared.engine.model.linear_kernels import (
     UNIT,
     LinearKernels,
@@ -47,6 +48,9 @@ class RowwiseLinear(torch.nn.Module):
         """Of the weight."""
         return self._weight.nbytes
 
+    def move_weight(self, arena: HostArena) -> None:
+        self._weight = arena.moved(self._weight)
+
     def stage(self, x: int, out: int, added_to: int = -1) -> NativeStage:
         """This product among others (``Stages``), of an even number of inputs; what it is added to, if that
         is wanted, may be what it writes."""
@@ -74,6 +78,9 @@ class RowwiseGate(torch.nn.Module):
     def num_bytes(self) -> int:
         """Of the weights."""
         return self._weight.nbytes
+
+    def move_weight(self, arena: HostArena) -> None:
+        self._weight = arena.moved(self._weight)
 
     def stage(self, x: int, out: int) -> NativeStage:
         """As ``RowwiseLinear.stage``."""

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from shared.engine.kv.host_memory import FreedMemory, host_tensors
+from shared.engine.host_memory import FreedMemory, HostArena, host_tensors
 
 PAGE = mmap.PAGESIZE
 
@@ -46,6 +46,19 @@ def test_memory_of_tensors_that_are_gone_is_used_again_and_not_before() -> None:
     assert (kept == 3.0).all()
     del kept
     assert host_tensors(14, shape, torch.float32)[0].data_ptr() == first
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_moved_tensors_keep_shape_values_and_alignment_and_share_no_byte(dtype: torch.dtype) -> None:
+    arena, shapes = HostArena(4 << 20), [(3, 5), (700, 300), (0, 4), (1024, 65), (5_000_001,), (7,)]
+    given = [torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(0)) for shape in shapes]
+    moved = [arena.moved(one.to(dtype)) for one in given]
+    for before, after in zip(given, moved, strict=True):
+        assert (after.dtype, after.data_ptr() % 64) == (dtype, 0)
+        assert torch.equal(after, before.to(dtype))
+        after.zero_()  # of nobody else
+    small = [tensor for tensor in moved if 0 < tensor.nbytes < 1 << 20]
+    assert len({tensor.untyped_storage().data_ptr() for tensor in small}) < len(small)
 
 
 def test_freed_memory_is_bounded_and_goes_by_size() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from shared.engine import wrap_model
+from shared.engine.host_memory import HostArena
 from shared.engine.model.packing import (
     ONE_DNN,
     ROWWISE,
@@ -18,7 +19,7 @@ from shared.engine.model.packing import (
     pack_linears,
     packed_bytes,
 )
-from shared.engine.model.rowwise import rowwise_works
+from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, rowwise_works
 from tests.oracles import FAMILIES, as_dtype, tiny_model
 
 CPU = torch.device("cpu")
@@ -87,7 +88,7 @@ class OtherMlp(Mlp):
 def test_a_gated_mlp_is_packed_as_one(products: Products, bias: bool) -> None:
     model, x = torch.nn.Sequential(Mlp(bias)), torch.randn(1, 9, 32).bfloat16()
     before = model(x)
-    pack_linears(model, products)
+    pack_linears(model, products, HostArena())
     assert isinstance(model[0], PackedGatedMlp)
     assert difference(model(x), before) < ROUNDINGS
 
@@ -105,7 +106,7 @@ def test_gated_mlps_of_real_models_are_packed_as_one_if_their_activation_is_silu
 def test_an_mlp_that_computes_something_else_keeps_its_forward(products: Products) -> None:
     model, x = torch.nn.Sequential(OtherMlp()), torch.randn(1, 9, 32).bfloat16()
     before = model(x)
-    pack_linears(model, products)
+    pack_linears(model, products, HostArena())
     assert isinstance(model[0], OtherMlp)
     assert isinstance(model[0].up_proj, products.linear)
     assert difference(model(x), before) < ROUNDINGS
@@ -121,6 +122,14 @@ def test_a_loaded_model_is_packed_and_stays_itself(family: Any) -> None:
     ids = torch.arange(1, 30)[None]
     assert difference(packed.hf_model(ids).logits, plain(ids).logits) < 5e-2
     assert wrap_model(as_dtype(tiny_model(family), torch.bfloat16)).fingerprint == packed.fingerprint
+
+
+@pytest.mark.skipif(not rowwise_works(), reason="oneDNN keeps its weights itself")
+def test_weights_of_all_layers_lie_together() -> None:
+    packed = wrap_model(as_dtype(tiny_model("llama3"), torch.bfloat16)).hf_model
+    weights = [one._weight for one in packed.modules() if isinstance(one, (RowwiseGate, RowwiseLinear))]
+    assert len(weights) > len(packed.model.layers)
+    assert len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
 
 
 def test_other_types_and_devices_are_left_alone() -> None:

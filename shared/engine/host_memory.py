@@ -1,8 +1,9 @@
-"""Memory for what is about to be filled from storage.
+"""Allocates host memory for keys, values and weights in huge pages, where the system has them to give.
 
-Fresh memory costs more than the reading itself: the system hands it out page by page, at the first touch. In
-huge pages (where the system has them to give) that is a fifth; and memory of tensors that are gone, a little
-of which is kept, costs nothing.
+A step reads all of it, and reads huge pages faster: their addresses fit into the processor's tables. Fresh
+memory costs more than reading a stored chunk into it: the system hands it out page by page, at the first
+touch. In huge pages that is a fifth; and memory of tensors that are gone, a little of which is kept, costs
+nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,24 @@ def host_tensors(count: int, shape: tuple[int, ...], dtype: torch.dtype) -> list
     stride = -(-num_items * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT // dtype.itemsize
     flat = _memory(count * stride * dtype.itemsize).view(dtype)
     return list(flat.view(count, stride)[:, :num_items].view(count, *shape).unbind())
+
+
+class HostArena:
+    """Memory for tensors that stay until all of them go, most of them smaller than a huge page. Not
+    thread-safe."""
+
+    def __init__(self, at_once_bytes: int = 64 << 20) -> None:
+        """``at_once_bytes``: what it asks the system for when room is out, or more for a larger tensor."""
+        self._at_once_bytes = at_once_bytes
+        self._room = torch.empty(0, dtype=torch.uint8)
+
+    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor``, here."""
+        num_bytes = -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        if len(self._room) < num_bytes:
+            self._room = _memory(max(num_bytes, self._at_once_bytes))
+        part, self._room = self._room[: tensor.nbytes], self._room[num_bytes:]
+        return part.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 class FreedMemory:
@@ -73,7 +92,7 @@ def _memory(num_bytes: int) -> torch.Tensor:
     mapping = _freed.take(whole_pages)
     if mapping is None:
         mapping = mmap.mmap(-1, whole_pages, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        mapping.madvise(mmap.MADV_HUGEPAGE)
+        mapping.madvise(mmap.MADV_HUGEPAGE, 0, num_bytes // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES)
     owner = np.frombuffer(mapping, np.uint8)  # lives as long as a tensor in it
     weakref.finalize(owner, _freed.give, mapping).atexit = False
     return torch.from_numpy(owner)[:num_bytes]
