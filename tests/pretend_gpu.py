@@ -143,6 +143,13 @@ class PretendGpu(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             return x.untyped_storage().data_ptr() in self._pinned
 
+    def _seen(self, address: int) -> torch.Tensor:
+        """Pinned memory as kernels see it."""
+        with torch._C.DisableTorchFunction():
+            seen = _mark(self._pinned[address].view(torch.int64), True)
+        seen._is_seen = True  # type: ignore[attr-defined]
+        return seen
+
     def _note(self, name: str, asked: torch.device | None, args: tuple[Any, ...], late: bool) -> None:
         """What a call lets cross. ``late``: it may be done when the call has returned."""
         of = args[0] if args else None
@@ -155,6 +162,8 @@ class PretendGpu(TorchFunctionMode):
             self.cross(name, "there", True)
         elif there and (name in _TO_HOST or (asked is not None and asked.type == "cpu")):
             self.cross(name, "back", True)
+        elif getattr(of, "_is_seen", False):
+            self.cross(name, "there", False)
         elif name == "copy_" and there != is_there(args[1]):
             self.cross(name, "there" if there else "back", not (there and late and self._is_pinned(args[1])))
         elif isinstance(of, torch.Tensor) and not there and asked is not None and asked.type == "cuda":
@@ -181,6 +190,8 @@ class PretendGpu(TorchFunctionMode):
             _mark(args[0], is_there(args[1]))
             return out
         there = [is_there(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if name == "as_tensor" and hasattr(args[0], "__cuda_array_interface__"):
+            return self._seen(args[0].__cuda_array_interface__["data"][0])
         if name == "empty" and kwargs.pop("pin_memory", False):
             return self.pin(func(*args, **kwargs))
         late = bool(kwargs.get("non_blocking"))

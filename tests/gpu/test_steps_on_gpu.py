@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from shared.engine import Engine
 from shared.engine.decoding.draws import Draw
 from shared.engine.decoding.sampling import sample
+from shared.engine.device_arrays import DeviceArrays, brought
 from shared.generation.asked import SamplingParams
 from tests.engine_runs import Prompts, Shelf, assert_alike, engine_of, run
 from tests.oracles import as_dtype, tiny_model
@@ -81,3 +83,18 @@ def test_copies_of_stored_kv_are_waited_for_and_their_memory_is_nobody_elses() -
                 for key, branch in alone.items():
                     assert_alike(one.branches()[key], branch)
         second.shut_down()
+
+
+def test_numbers_do_not_stand_behind_copies_of_stored_kv() -> None:
+    stored = torch.zeros(1 << 31, dtype=torch.uint8).pin_memory()
+    there, copies = torch.empty_like(stored, device=CUDA), torch.cuda.Stream()
+    arrays = DeviceArrays([np.arange(5)], CUDA)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(copies):
+        there.copy_(stored, non_blocking=True)
+    arrays.write([np.arange(5) + 7])
+    brought_too = brought(torch.arange(3), CUDA)
+    torch.cuda.current_stream().synchronize()
+    assert not copies.query()
+    assert arrays.tensors[0].tolist() == [7, 8, 9, 10, 11]
+    assert brought_too.tolist() == [0, 1, 2]

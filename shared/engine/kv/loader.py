@@ -27,8 +27,8 @@ from shared.identity import TokenIds
 log = logging.getLogger(__name__)
 
 _REQUESTS_AT_A_TIME = 4
-_COPY_BYTES = 8 << 20  # to a GPU: with less, the interpreter takes longer to order it than the device to copy
-_LEAST_COPIES = 4  # of a chunk: a pass begins with the first
+_COPY_BYTES = 16 << 20  # to a GPU: of less the interpreter takes longer to order it than the device to copy
+_LEAST_COPIES = 2  # of a chunk: a pass begins with the first
 
 
 @dataclass(frozen=True, slots=True)
