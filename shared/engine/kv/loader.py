@@ -58,7 +58,7 @@ class ChunkLoad:
     """Chunks of one request on their way. Made and asked by the engine's thread, filled by the loader's.
 
     ``found_s``: when the source said which of them are stored; before that None. ``tiers``: of those that
-    are; ``absent``: the others, and those for which there was no memory."""
+    are; ``absent``: the others, and those that cannot be read, for want of memory or otherwise."""
 
     def __init__(self, chunk_lens: Mapping[str, int], now_s: float | None = None) -> None:
         self.chunk_lens = chunk_lens
@@ -83,9 +83,13 @@ class ChunkLoad:
                 try:
                     with told_alike():
                         self._reads[key] = read(key)
-                except torch.OutOfMemoryError:  # whoever computes it instead makes room, or fails
-                    segment.close()
-                    absent.add(key)
+                    continue
+                except torch.OutOfMemoryError:
+                    pass  # whoever computes it instead makes room, or fails
+                except Exception:
+                    log.exception("the stored KV of chunk %s cannot be read; it is computed", key)
+                segment.close()
+                absent.add(key)
             self.absent = frozenset(absent)
             self.tiers = {key: segment.tier for key, segment in stored.items()}
             self.found_s = time.monotonic()

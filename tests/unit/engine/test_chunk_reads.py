@@ -16,6 +16,7 @@ from shared.engine.kv.chunk_reads import ChunkRead, FirstLayer, Loaded, ReadList
 from shared.engine.kv.loader import ChunkLoad, Loader
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import NoSource, StoredSegment
+from shared.engine.model.spec import ModelSpec
 from shared.errors import CorruptData, NotFound, Unavailable
 
 LAYERS = 4
@@ -280,4 +281,31 @@ def test_whatever_fails_before_the_first_layer_every_chunk_is_told_once_and_clos
         assert isinstance(events[0], Loaded)
         assert events[0].segment is None
         assert not events[0].broken
+    assert [one.num_closed for one in source.stored.values()] == [1, 1]
+
+
+def test_a_chunk_that_cannot_be_read_is_told_to_be_absent_and_the_others_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, arriving = HalfBroken(), Segment.arriving
+
+    def sometimes(spec: ModelSpec, num_tokens: int) -> Segment:
+        if num_tokens == 5:
+            raise RuntimeError("no such thing as memory")
+        return arriving(spec, num_tokens)
+
+    monkeypatch.setattr(Segment, "arriving", sometimes)
+    source.stored = {"broken": Stored(in_order=True), "well": Stored(in_order=True)}
+    told, all_told = list[FirstLayer | Loaded](), threading.Event()
+
+    def tell(event: FirstLayer | Loaded) -> None:
+        told.append(event)
+        if sum(isinstance(one, Loaded) for one in told) == 2:
+            all_told.set()
+
+    loader = Loader(source, SPEC, num_threads=1)
+    loader.load(ChunkLoad({"broken": 5, "well": 3}), tell)
+    assert all_told.wait(30)
+    loader.close()
+    assert {one.key: one.segment is not None for one in told} == {"broken": False, "well": True}
     assert [one.num_closed for one in source.stored.values()] == [1, 1]
