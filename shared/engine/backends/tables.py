@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,32 +153,40 @@ def build_tables(pieces: Sequence[Piece], lanes: Sequence[Lane], group: int, til
             *((v.start, v.num_rows, v.distance, v.num_tokens, v.nth) for _, v in visits), strict=True
         )
     )
-    visit_of, step = _runs(counts)
-    piece_of = np.array([p for p, _ in visits], dtype=np.int64)[visit_of]
-    row, look_distance = start[visit_of] + step, distance[visit_of] + _further(visits, step)
+    _, step = _runs(counts)
+
+    def of_looks(of_visits: NDArray[Any]) -> NDArray[Any]:
+        """What is one per visit, one per look."""
+        return np.repeat(of_visits, counts)
+
+    piece_V = np.array([p for p, _ in visits], dtype=np.int64)
+    piece_of = of_looks(piece_V)
+    row, look_distance = of_looks(start) + step, of_looks(distance) + _further(visits, step)
     first, own = np.array([(piece.segment.start, piece.own) for piece in pieces], dtype=np.int64).T
-    behind_first = look_distance - first[piece_of]
+    behind_first = look_distance - of_looks(first[piece_V])
     seen = np.where(
-        own[piece_of],
-        (num_tokens - counts)[visit_of] + 1 + step,
-        np.minimum(num_tokens[visit_of], behind_first),
+        of_looks(own[piece_V]),
+        of_looks(num_tokens - counts) + 1 + step,
+        np.minimum(of_looks(num_tokens), behind_first),
     )
 
     num_splits = -(-seen // tiling.split_len)
-    order = np.lexsort((nth[visit_of], row))
+    order = np.lexsort((of_looks(nth), row))
     slot = np.empty_like(row)
     slot[order] = np.cumsum(num_splits[order]) - num_splits[order]
     num_rows = sum(lane.num_rows for lane in lanes)
     per_row = np.bincount(row, weights=num_splits, minlength=num_rows).astype(np.int64)
 
+    num_slots = int(num_splits.sum())
     temperatures = np.array([v.tempering.temperature if v.tempering else 1.0 for _, v in visits])
-    hot = np.array([v.tempering is not None for _, v in visits])[visit_of]
-    joint_R2 = np.zeros((num_rows, 2), dtype=np.int64)
-    joint_R2[row[hot], 0] = num_slots = int(num_splits.sum())
-    np.minimum.at(joint_R2[:, 0], row[hot], slot[hot])
-    np.maximum.at(joint_R2[:, 1], row[hot], (slot + num_splits)[hot])
-    more_R = np.zeros(num_rows)
-    more_R[row[hot]] = np.array([v.tempering.more if v.tempering else 0.0 for _, v in visits])[visit_of][hot]
+    joint_R2, more_R = np.zeros((num_rows, 2), dtype=np.int64), np.zeros(num_rows)
+    if any(v.tempering for _, v in visits):
+        hot = of_looks(np.array([v.tempering is not None for _, v in visits]))
+        more = of_looks(np.array([v.tempering.more if v.tempering else 0.0 for _, v in visits]))
+        joint_R2[row[hot], 0] = num_slots
+        np.minimum.at(joint_R2[:, 0], row[hot], slot[hot])
+        np.maximum.at(joint_R2[:, 1], row[hot], (slot + num_splits)[hot])
+        more_R[row[hot]] = more[hot]
 
     words = [v.excluded.words_LW if v.excluded else None for _, v in visits]
     num_words = np.array([0 if w is None else w.shape[1] for w in words], dtype=np.int64)
@@ -190,9 +198,9 @@ def build_tables(pieces: Sequence[Piece], lanes: Sequence[Lane], group: int, til
         pieces_P3=_columns(
             first_look, looks_per_piece, np.array([piece.segment.capacity for piece in pieces])
         ),
-        looks_N5=_columns(row, look_distance, seen, slot, num_words[visit_of]),
-        hidden_N=addresses[visit_of],
-        sharpness_N=(1 / temperatures)[visit_of].astype(np.float32),
+        looks_N5=_columns(row, look_distance, seen, slot, of_looks(num_words)),
+        hidden_N=of_looks(addresses),
+        sharpness_N=of_looks((1 / temperatures).astype(np.float32)),
         first_slot_R=np.concatenate(([0], np.cumsum(per_row))).astype(np.int32),
         own_R3=_own(lanes, len(pieces)),
         joint_R2=joint_R2.astype(np.int32),
