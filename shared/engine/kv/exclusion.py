@@ -40,7 +40,7 @@ class Excluded:
         cls, hidden: Sequence[NDArray[np.bool_]], num_layers: int, device: torch.device
     ) -> list[Excluded | None]:
         """Of several placements, each the same in every layer; None where nothing is hidden. They go to the
-        device in one copy."""
+        device together."""
         if not any(hidden_T.any() for hidden_T in hidden):
             return [None] * len(hidden)
         words = [_words(hidden_T) for hidden_T in hidden]
