@@ -57,19 +57,25 @@ class S3Server:
     """Runs from construction to ``close``; between ``stop`` and ``start`` it is down, and comes back with
     port, keys and data."""
 
-    def __init__(self, data: Path, program: S3Program | None = None, certs: Path | None = None) -> None:
+    def __init__(
+        self,
+        data: Path,
+        program: S3Program | None = None,
+        certs: Path | None = None,
+        host: str = "127.0.0.1",
+    ) -> None:
         """``certs``: a directory with public.crt and private.key turns TLS on."""
         self.program = program or find_program()
         self.access_key, self.secret_key = secrets.token_hex(8), secrets.token_hex(16)
         self._data, self._certs = data, certs
         self._data.mkdir(parents=True, exist_ok=True)
-        self._port = free_port()
+        self._host, self._port = host, free_port()
         self._guard: subprocess.Popen[bytes] | None = None
         self.start()
 
     @property
     def endpoint(self) -> str:
-        return f"127.0.0.1:{self._port}"
+        return f"{self._host}:{self._port}"
 
     @property
     def environment(self) -> dict[str, str]:

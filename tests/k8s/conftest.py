@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.k8s.asking import ANSWER, COLLECTION, DOCUMENTS, Answered, answer, cl
 from tests.k8s.door import Door
 from tests.k8s.images import Images
 from tests.k8s.kubectl import Kubectl, cluster_objects
-from tests.k8s.release import FULLNAME, Release, Values, seconds_since
+from tests.k8s.release import CHART, FULLNAME, Release, Values, seconds_since
 from tests.k8s.shell import CommandFailed, run, tell, wait_for
 
 RECOVERY_S = 180.0
@@ -72,11 +73,13 @@ def namespace(purpose: str) -> Iterator[Kubectl]:
 
 
 @contextmanager
-def beside_servers(purpose: str, images: Images, *values: Values, redis: bool = False) -> Iterator[Trial]:
+def beside_servers(
+    purpose: str, images: Images, *values: Values, redis: bool = False, chart: Path = CHART
+) -> Iterator[Trial]:
     """A release, with the demo's towns in it, beside an object store and a Milvus of somebody else, and with
     ``redis`` a Redis too. It is gone before its servers are: KubeRay clears up in Redis behind it."""
     with namespace(purpose) as kubectl:
-        release, door = Release(kubectl, images), Door(kubectl, FULLNAME)
+        release, door = Release(kubectl, images, chart), Door(kubectl, FULLNAME)
         servers.start(kubectl, images)
         if redis:
             servers.start_redis(kubectl, images)
@@ -91,7 +94,7 @@ def beside_servers(purpose: str, images: Images, *values: Values, redis: bool = 
             raise
         finally:
             door.close()
-            release.uninstall()
+            release.uninstall(grace=redis)
 
 
 @pytest.fixture(scope="session")

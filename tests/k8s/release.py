@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cluster.paths import PROJECT_ROOT
@@ -17,6 +18,7 @@ CHART = PROJECT_ROOT / "helm" / "kvquilt"
 NAME = "quilt"
 FULLNAME = "quilt-kvquilt"
 READY_TIMEOUT_S = 420.0
+TAKEOVER_S = 900.0
 _CANNOT_BE_PULLED = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName")
 _OPERATOR = "app.kubernetes.io/name=kuberay-operator"
 Values = dict[str, Any]
@@ -26,6 +28,7 @@ Values = dict[str, Any]
 class Release:
     kubectl: Kubectl
     images: Images
+    chart: Path = CHART
 
     def install(self, profile: str, *values: Values) -> None:
         tell(f"helm install in namespace {self.kubectl.namespace}")
@@ -46,16 +49,20 @@ class Release:
             "helm", "test", NAME, "--namespace", self.kubectl.namespace, "--timeout", "5m", timeout_s=330
         )
 
-    def uninstall(self) -> None:
-        """Returns when the last of its pods is gone, or there is no release."""
+    def uninstall(self, grace: bool = True) -> None:
+        """Returns when the last of its pods is gone, or there is no release. Without ``grace`` they are
+        killed, which saves half a minute: for a release of which nothing more is expected."""
         tell("helm uninstall")
         namespace = ("--namespace", self.kubectl.namespace)
         run("helm", "uninstall", NAME, *namespace, "--wait", "--ignore-not-found", timeout_s=330)
-        wait_for(
-            lambda: None if self.kubectl.all("pods", f"app.kubernetes.io/instance={NAME}") else True,
-            "end of the pods",
-            180,
-        )
+        own = ("--selector", f"app.kubernetes.io/instance={NAME}")
+
+        def gone() -> bool | None:
+            if not grace:  # each time: until its cluster is gone the operator replaces what is killed
+                self.kubectl("delete", "pods", *own, "--grace-period=0", "--force", "--wait=false")
+            return None if self.kubectl.all("pods", own[1]) else True
+
+        wait_for(gone, "end of the pods", 180)
 
     def wait_until_ready(self) -> None:
         """Every pod is, and the Service leads to the running services."""
@@ -79,6 +86,19 @@ class Release:
     def ray_clusters(self) -> list[str]:
         return [c["metadata"]["name"] for c in self.kubectl.all("rayclusters")]
 
+    def wait_for_takeover(self, first: str) -> set[str]:
+        """Until another Ray cluster stands alone, and is ready, where ``first`` was; all that were seen."""
+        seen: set[str] = set()
+
+        def alone() -> bool | None:
+            clusters = self.ray_clusters()
+            seen.update(clusters)
+            return True if first not in clusters and len(clusters) == 1 else None
+
+        wait_for(alone, "second cluster alone", TAKEOVER_S)
+        self.wait_until_ready()
+        return seen
+
     def _serving(self) -> bool | None:
         for pod in self.kubectl.all("pods"):
             for reason in waiting_reasons(pod):
@@ -94,7 +114,7 @@ class Release:
         return True if conditions.get("Ready") == "True" and reached else None
 
     def _helm(self, verb: str, profile: str, *values: Values) -> None:
-        settings = [f"--values={CHART / 'profiles' / profile}.yaml"]
+        settings = [f"--values={self.chart / 'profiles' / profile}.yaml"]
         layers = [self._common_values(), *values]
         merged: Values = {}
         for layer in layers:
@@ -103,7 +123,7 @@ class Release:
             "helm",
             verb,
             NAME,
-            str(CHART),
+            str(self.chart),
             "--namespace",
             self.kubectl.namespace,
             *settings,

@@ -26,6 +26,7 @@ BY_REDIS: Values = {
         }
     }
 }
+BY_ROCKSDB: Values = {"head": {"faultTolerance": {"rocksdb": {"enabled": True}}}}
 _REDIS_IMAGE = "redis:7.4-bookworm"
 _MINIO_IMAGE = "quay.io/minio/minio:RELEASE.2025-09-07T16-13-09Z"
 # The embedded Milvus of the package as a server: the same protocol, and clients need the address only.

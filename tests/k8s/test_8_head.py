@@ -1,5 +1,5 @@
-"""What becomes of a release whose head is lost under questions: with a Redis that keeps its book-keeping, and
-without."""
+"""What becomes of a release whose head is lost under questions: with a Redis or a RocksDB that keeps its
+book-keeping, and without."""
 
 from __future__ import annotations
 
@@ -37,18 +37,14 @@ for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
 DELETED, KILLED = "the pod is deleted", "its process is killed"
 
 
-class TestWithRedis:
-    @pytest.fixture(scope="class")
-    def pair(self, images: Images) -> Iterator[Trial]:
-        with beside_servers("redis", images, servers.BY_REDIS, redis=True) as running:
-            yield running
+class Kept:
+    """Its book-keeping outlives it."""
 
     @pytest.mark.parametrize("how", [DELETED, KILLED])
     def test_answers_go_on_and_ingestion_resumes_when_the_head_is_lost(
         self, pair: Trial, tmp_path: Path, how: str
     ) -> None:
         stored, lives = asyncio.run(answer(pair.door.target)), lives_of_workers(pair.release)
-        assert servers.redis_keys(pair.kubectl), "the head keeps its books there"
         with Trickle(pair.door) as trickle:
             lost = lose_head(pair, how)
             began_s = time.monotonic()
@@ -60,6 +56,23 @@ class TestWithRedis:
         assert lives_of_workers(pair.release) == lives, "no other pod noticed"
         again = asyncio.run(answer(pair.door.target))
         assert (ANSWER in again.text, again.text, again.work) == (True, stored.text, stored.work)
+
+
+class TestWithRocksDb(Kept):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def pair(cls, images: Images) -> Iterator[Trial]:
+        with beside_servers("rocksdb", images, servers.BY_ROCKSDB) as running:
+            yield running
+
+
+class TestWithRedis(Kept):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def pair(cls, images: Images) -> Iterator[Trial]:
+        with beside_servers("redis", images, servers.BY_REDIS, redis=True) as running:
+            assert servers.redis_keys(running.kubectl), "the head keeps its books there"
+            yield running
 
     def test_settings_change_in_place_under_the_new_head(self, pair: Trial) -> None:
         """Serve's controller goes on where the lost one was."""
@@ -86,7 +99,8 @@ class TestWithRedis:
 
 class TestWithoutRedis:
     @pytest.fixture(scope="class")
-    def pair(self, images: Images) -> Iterator[Trial]:
+    @classmethod
+    def pair(cls, images: Images) -> Iterator[Trial]:
         with beside_servers("headless", images) as running:
             yield running
 
@@ -158,8 +172,8 @@ def told_by_ingestion(trial: Trial, folder: Path) -> str | None:
     return told
 
 
-async def documents_of(target: str) -> dict[str, list[str]]:
+async def documents_of(target: str, collection: str = COLLECTION) -> dict[str, list[str]]:
     """Its documents and their chunks."""
     async with store_client(target, CREDENTIALS) as store:
-        page = await store.manifest_page(RequestContext.create(deadline_ms=30_000), COLLECTION)
+        page = await store.manifest_page(RequestContext.create(deadline_ms=30_000), collection)
     return {m.document_id: [chunk.chunk_id for chunk in m.chunks] for m in page.manifests}

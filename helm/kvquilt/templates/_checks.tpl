@@ -207,6 +207,7 @@
 
 {{- include "kvquilt.exposeChecks" . -}}
 {{- include "kvquilt.redisChecks" . -}}
+{{- include "kvquilt.rocksdbChecks" . -}}
 
 {{- range $v.extraEnv -}}
 {{- if has .name (list "KVQUILT_KV_STORE__DIRECTORY" "RAY_AUTH_MODE" "RAY_AUTH_TOKEN") -}}
@@ -214,6 +215,9 @@
 {{- end -}}
 {{- if has .name (list "RAY_REDIS_ADDRESS" "REDIS_USERNAME" "REDIS_PASSWORD" "RAY_external_storage_namespace") -}}
 {{- fail (printf "extraEnv: %s is KubeRay's to set; set head.faultTolerance.redis" .name) -}}
+{{- end -}}
+{{- if has .name (list "RAY_gcs_storage" "RAY_gcs_storage_path") -}}
+{{- fail (printf "extraEnv: %s is set by the chart; set head.faultTolerance.rocksdb" .name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -258,6 +262,18 @@
 {{- if and $secret (not (hasKey (default dict $secret.data) "password")) -}}
 {{- fail (printf "%s.existingSecret: the secret %q has no key password, but %s; add it, or name another one" $value . (keys (default dict $secret.data) | sortAlpha | join ", " | default "none at all")) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvquilt.rocksdbChecks" -}}
+{{- with .Values.head.faultTolerance.rocksdb -}}
+{{- $value := "head.faultTolerance.rocksdb" -}}
+{{- if and .enabled (include "kvquilt.redis" $) -}}
+{{- fail (printf "%s.enabled: the Redis of head.faultTolerance.redis keeps the same; leave one of them out" $value) -}}
+{{- end -}}
+{{- if and .existingClaim (not .enabled) -}}
+{{- fail (printf "%s.existingClaim: has no effect, since %s.enabled is false; set that, or leave the claim out" $value $value) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -85,6 +85,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- default (printf "%s-milvus" (include "kvquilt.fullname" .)) .Values.milvus.persistence.existingClaim -}}
 {{- end -}}
 
+{{- define "kvquilt.rocksdbClaim" -}}
+{{- default (printf "%s-head" (include "kvquilt.fullname" .)) .Values.head.faultTolerance.rocksdb.existingClaim -}}
+{{- end -}}
+
 {{- /* Whether a Redis keeps the head's book-keeping; empty: it ends with the head. */ -}}
 {{- define "kvquilt.redis" -}}
 {{- .Values.head.faultTolerance.redis.address -}}

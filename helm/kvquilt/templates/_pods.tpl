@@ -5,6 +5,7 @@
 {{- $asked := eq $v.auth.mode "required" -}}
 {{- $hasTls := and (eq .component "services") $v.tls.existingSecret -}}
 {{- $hasIndex := and (eq .component "services") (include "kvquilt.embeddedIndex" .root) -}}
+{{- $rocksdb := $v.head.faultTolerance.rocksdb.enabled -}}
 metadata:
   labels:
     {{- include "kvquilt.selectorLabels" .root | nindent 4 }}
@@ -111,6 +112,13 @@ spec:
         {{- end }}
         # On SIGTERM Ray tells Serve, which moves the replicas, and waits for their requests. The head has nobody to move to.
         - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: {{ $isHead | ternary "0" (include "kvquilt.drainSeconds" .root) | quote }}}
+        {{- if and $rocksdb $isHead }}
+        - {name: RAY_gcs_storage, value: rocksdb}
+        - {name: RAY_gcs_storage_path, value: /gcs}
+        {{- else if $rocksdb }}
+        # How long they wait for another head; with a Redis KubeRay says the same.
+        - {name: RAY_gcs_rpc_server_reconnect_timeout_s, value: "600"}
+        {{- end }}
       {{- with $v.extraEnvFrom }}
       envFrom:
         {{- toYaml . | nindent 8 }}
@@ -153,6 +161,10 @@ spec:
         {{- end }}
         {{- if $hasIndex }}
         - {name: index, mountPath: /index}
+        {{- end }}
+        {{- if and $rocksdb $isHead }}
+        # Of each Ray cluster its own: the two of a takeover stand side by side. KubeRay sets the variable.
+        - {name: gcs, mountPath: /gcs, subPathExpr: $(RAY_CLUSTER_NAME)}
         {{- end }}
     {{- if $hasTls }}
     - name: tls
@@ -232,6 +244,10 @@ spec:
     {{- if $hasIndex }}
     - name: index
       persistentVolumeClaim: {claimName: {{ include "kvquilt.milvusClaim" .root }}}
+    {{- end }}
+    {{- if and $rocksdb $isHead }}
+    - name: gcs
+      persistentVolumeClaim: {claimName: {{ include "kvquilt.rocksdbClaim" .root }}}
     {{- end }}
 {{- end -}}
 

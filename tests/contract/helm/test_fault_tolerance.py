@@ -1,5 +1,5 @@
 """A Redis that keeps the head's book-keeping: who is told of it, who reaches it, and what stays to clear it
-up."""
+up. Or a volume of the head's own, with Ray's RocksDB."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from tests.contract.helm.test_secrets import secrets_of
 from tests.helm import Helm, only, profile
 
 REDIS = "head.faultTolerance.redis"
+ROCKSDB = "head.faultTolerance.rocksdb"
+ON_A_VOLUME: dict[str, Any] = {f"{ROCKSDB}.enabled": True}
 ADDRESS: dict[str, Any] = {f"{REDIS}.address": "valkey.stores:6380"}
 OUT = {"protocol": "TCP", "port": 6380}
 KEYED = ADDRESS | {f"{REDIS}.username": "ray", f"{REDIS}.existingSecret": "redis-password"}
@@ -117,6 +119,69 @@ def kept(made: dict[str, Any]) -> bool:
     ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
 )
 def test_a_redis_that_cannot_be_is_refused_and_named(
+    values: dict[str, Any], message: str, helm: Helm
+) -> None:
+    assert message in helm.refusal(profile("dev-cpu"), **values)
+
+
+@pytest.mark.parametrize("name", ["dev-cpu", "multi-gpu-ha"])
+def test_with_rocksdb_the_head_has_a_volume_and_the_others_wait_for_it(helm: Helm, name: str) -> None:
+    objects = helm.render(profile(name), **ON_A_VOLUME)
+    jsonschema.Draft202012Validator(rayservice_schema()).validate(only(objects, "RayService"))
+    assert options(objects) is None
+    for component, template in ray_templates(objects).items():
+        pod = template["spec"]
+        (ray,) = (container for container in pod["containers"] if container["name"] == "ray")
+        variables = {variable["name"]: variable.get("value") for variable in ray["env"]}
+        mounts = [mount for mount in ray["volumeMounts"] if mount["name"] == "gcs"]
+        claims = [v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"] if v["name"] == "gcs"]
+        if component == "head":
+            assert variables["RAY_gcs_storage"] == "rocksdb"
+            assert claims == ["quilt-kvquilt-head"]
+            # a directory for each of the two clusters of a takeover
+            assert mounts == [
+                {
+                    "name": "gcs",
+                    "mountPath": variables["RAY_gcs_storage_path"],
+                    "subPathExpr": "$(RAY_CLUSTER_NAME)",
+                }
+            ]
+        else:
+            assert variables["RAY_gcs_rpc_server_reconnect_timeout_s"] == "600"
+            assert (mounts, claims) == ([], [])
+            assert "RAY_gcs_storage" not in variables
+
+
+def test_its_claim_goes_with_the_release_and_may_be_another_one(helm: Helm) -> None:
+    wide = {f"{ROCKSDB}.size": "3Gi", f"{ROCKSDB}.accessMode": "ReadWriteMany"}
+    claim = only(
+        helm.render(profile("dev-cpu"), **ON_A_VOLUME, **wide), "PersistentVolumeClaim", "-kvquilt-head"
+    )
+    assert not kept(claim)
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "3Gi"
+
+    objects = helm.render(profile("dev-cpu"), **ON_A_VOLUME, **{f"{ROCKSDB}.existingClaim": "mine"})
+    assert {"name": "gcs", "persistentVolumeClaim": {"claimName": "mine"}} in pod_specs(objects)["head"][
+        "volumes"
+    ]
+    assert not [o for o in objects if o["metadata"]["name"] == "quilt-kvquilt-head"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (ON_A_VOLUME | ADDRESS, f"{ROCKSDB}.enabled: the Redis of {REDIS} keeps the same"),
+        ({f"{ROCKSDB}.existingClaim": "mine"}, f"{ROCKSDB}.existingClaim: has no effect"),
+        (ON_A_VOLUME | {f"{ROCKSDB}.accessMode": "ReadOnlyMany"}, "accessMode"),
+        (
+            {"extraEnv": [{"name": "RAY_gcs_storage", "value": "rocksdb"}]},
+            f"extraEnv: RAY_gcs_storage is set by the chart; set {ROCKSDB}",
+        ),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
+)
+def test_a_rocksdb_that_cannot_be_is_refused_and_named(
     values: dict[str, Any], message: str, helm: Helm
 ) -> None:
     assert message in helm.refusal(profile("dev-cpu"), **values)

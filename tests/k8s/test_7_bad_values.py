@@ -45,7 +45,7 @@ def release(kubectl: Kubectl, images: Images) -> Iterator[Release]:
     """Not installed yet."""
     release = Release(kubectl, images)
     yield release
-    release.uninstall()
+    release.uninstall(grace=False)
 
 
 def test_a_secret_that_is_not_there_is_named_by_the_pods(release: Release) -> None:
@@ -60,25 +60,21 @@ def test_a_secret_that_is_not_there_is_named_by_the_pods(release: Release) -> No
     release.wait_until_ready()  # it goes on by itself once the secret is there
 
 
-def test_refused_keys_of_the_object_store_are_told_by_the_store_alone(release: Release) -> None:
+def test_a_store_that_refuses_and_a_milvus_that_is_silent_are_told_by_those_who_need_them(
+    release: Release,
+) -> None:
     servers.start_minio(release.kubectl, release.images)
     servers.wait(release.kubectl, servers.MINIO)
     servers.put_secret(release.kubectl, "wrong", WRONG_KEYS)
-    release.install("dev-cpu", STORE, {"objects": {"existingSecret": "wrong"}})
+    nowhere: Values = {
+        "milvus": {"uri": "http://nobody-there:19530"},
+        "config": {"retrieval": {"startup_timeout_s": 5}},
+    }
+    release.install("dev-cpu", STORE, {"objects": {"existingSecret": "wrong"}}, nowhere)
     bad = unready(release)
-    assert set(bad) == {"kv_store"}
+    assert set(bad) == {"kv_store", "retrieval"}
     assert "refuses these credentials: set AWS_ACCESS_KEY_ID" in bad["kv_store"]
     assert "refuses these credentials" in logs(release, "head")
-    assert_no_restarts(release)
-
-
-def test_a_milvus_that_does_not_answer_is_told_by_retrieval_alone(release: Release) -> None:
-    release.install(
-        "dev-cpu",
-        {"milvus": {"uri": "http://nobody-there:19530"}, "config": {"retrieval": {"startup_timeout_s": 5}}},
-    )
-    bad = unready(release)
-    assert set(bad) == {"retrieval"}
     assert "the Milvus server at milvus_uri does not answer" in bad["retrieval"]
     assert "no Milvus at http://nobody-there:19530" in logs(release, "services")
     assert_no_restarts(release)

@@ -29,7 +29,7 @@ MODEL: Values = {
 
 
 def test_pods_serve_the_model_that_the_job_brought(trial: Trial) -> None:
-    """Behind the other tests of the trial, on its volumes: the model stays another one."""
+    """The last test of the trial, on its volumes: the model stays another one."""
     trial.release.uninstall()
     trial.kubectl.apply(CLAIM)
     trial.release.install("dev-cpu", MODEL)  # fails if the job does
@@ -40,6 +40,7 @@ def test_pods_serve_the_model_that_the_job_brought(trial: Trial) -> None:
     assert answered["answers"][0]["text"].strip()
     assert answered["usage"]["reused_tokens"] > 0
     assert "/models/served" in cli(target, "status")
+    trial.release.uninstall(grace=False)  # the nodes are free for the others
 
 
 def ingested(target: str) -> str | None:

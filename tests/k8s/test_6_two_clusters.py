@@ -12,9 +12,6 @@ from tests.k8s import servers
 from tests.k8s.asking import ANSWER, Trickle, answer
 from tests.k8s.conftest import Trial, beside_servers
 from tests.k8s.images import Images
-from tests.k8s.shell import wait_for
-
-SWITCH_S = 900.0
 
 
 @pytest.fixture(scope="module")
@@ -26,17 +23,9 @@ def pair(images: Images) -> Iterator[Trial]:
 def test_no_question_fails_while_a_second_cluster_takes_over_from_the_first(pair: Trial) -> None:
     (first,) = pair.release.ray_clusters()
     stored = asyncio.run(answer(pair.door.target))
-    seen: set[str] = set()
-
-    def switched() -> bool | None:
-        clusters = pair.release.ray_clusters()
-        seen.update(clusters)
-        return True if first not in clusters and len(clusters) == 1 else None
-
     with Trickle(pair.door) as trickle:
         pair.release.upgrade("dev-cpu", servers.BY_URI, {"generator": {"annotations": {"changed": "yes"}}})
-        wait_for(switched, "second cluster alone", SWITCH_S)
-        pair.release.wait_until_ready()
+        seen = pair.release.wait_for_takeover(first)
     trickle.check()
     assert len(seen) == 2, "the first one stayed until the second was ready"
     assert all(pod["metadata"]["annotations"]["changed"] == "yes" for pod in pair.release.pods("generator"))
