@@ -12,15 +12,11 @@ from pathlib import Path
 import grpc
 
 from cluster.local.launcher import free_port
+from cluster.paths import PROJECT_ROOT
 from load_tests.servers.s3 import GUARD
 
 _START_TIMEOUT_S = 60.0
-_SERVE = """
-import sys, threading
-from milvus_lite.adapter.grpc.server import start_server_in_thread
-held = start_server_in_thread(data_dir=sys.argv[1], host="127.0.0.1", port=int(sys.argv[2]))
-threading.Event().wait()
-"""
+_SERVE = [sys.executable, "-m", "services.retrieval.milvus_server"]
 
 
 class MilvusServer:
@@ -47,7 +43,8 @@ class MilvusServer:
         log_path = self._data.with_name(self._data.name + ".log")
         with open(log_path, "ab") as log_file:
             self._guard = subprocess.Popen(
-                ["sh", "-c", GUARD, "sh", sys.executable, "-c", _SERVE, str(self._data), str(self._port)],
+                ["sh", "-c", GUARD, "sh", *_SERVE, str(self._data), "127.0.0.1", str(self._port)],
+                cwd=PROJECT_ROOT,
                 stdin=subprocess.PIPE,
                 stdout=log_file,
                 stderr=log_file,

@@ -43,6 +43,7 @@ class Prefetching:
                 async with asyncio.timeout(ctx.remaining_s):
                     await fetcher.prefetch(stage.ctx, chunk_ids)
         except (KvquiltError, TimeoutError) as error:
-            log.info("%d chunks could not be asked for in advance: %s", len(chunk_ids), error)
+            why = str(error) or "no answer in time"
+            log.info("%d chunks could not be asked for in advance: %s", len(chunk_ids), why)
         except Exception:
             log.exception("%d chunks could not be asked for in advance", len(chunk_ids))

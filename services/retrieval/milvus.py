@@ -90,14 +90,40 @@ def _connect_server(uri: str, token: str, timeout_s: float) -> Milvus:
 
 
 def _open_embedded(directory: str, timeout_s: float) -> Milvus:
+    server = serve_embedded(Path(directory), timeout_s)
+    client = MilvusClient(uri=f"http://127.0.0.1:{server.port}")
+
+    def close() -> None:
+        client.close()
+        server.close()
+
+    return Milvus(client, str(client.get_server_version()), True, Lexical.OWN, close)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedServer:
+    """Milvus' gRPC service in this process. ``close`` lets go of the directory."""
+
+    port: int
+    close: Callable[[], None]
+
+
+def serve_embedded(
+    directory: Path, timeout_s: float, host: str = "127.0.0.1", port: int = 0
+) -> EmbeddedServer:
+    """
+    Raises:
+        Unavailable: another process kept the directory for ``timeout_s`` seconds.
+        ConfigError: the directory cannot hold an index.
+    """
     from milvus_lite import DataDirLockedError
     from milvus_lite.adapter.grpc.server import start_server_in_thread
 
-    make_private(Path(directory))
+    make_private(directory)
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            server, database, port = start_server_in_thread(data_dir=directory, host="127.0.0.1", port=0)
+            server, database, port = start_server_in_thread(data_dir=str(directory), host=host, port=port)
             break
         except DataDirLockedError:
             if time.monotonic() >= deadline:
@@ -108,14 +134,12 @@ def _open_embedded(directory: str, timeout_s: float) -> Milvus:
             time.sleep(_RETRY_S)
         except OSError as error:
             raise ConfigError(f"milvus_uri: cannot keep an index there: {error.strerror}") from error
-    client = MilvusClient(uri=f"http://127.0.0.1:{port}")
 
     def close() -> None:
-        client.close()
         server.stop(grace=2).wait()
         database.close()
 
-    return Milvus(client, str(client.get_server_version()), True, Lexical.OWN, close)
+    return EmbeddedServer(port, close)
 
 
 @contextlib.contextmanager

@@ -81,9 +81,9 @@ class Cluster:
         return {name: app["status"] for name, app in applications.items()}
 
     def replicas(self) -> dict[str, set[str]]:
-        """The actors that serve each application."""
+        """Those of each application, also who is not there yet."""
         return {
-            name: {replica["actor_id"] for d in app["deployments"].values() for replica in d["replicas"]}
+            name: {replica["replica_id"] for d in app["deployments"].values() for replica in d["replicas"]}
             for name, app in self._call("GET")["applications"].items()
         }
 
@@ -110,7 +110,6 @@ def running_cluster(
     temporary: Path,
     resources: dict[str, int],
     host: str = "127.0.0.1",
-    **variables: str,
 ) -> Iterator[Cluster]:
     """With the head of ``rayservice``, which is given the ``resources`` that workers' pods would offer.
     ``temporary``: sockets lie there, so its path must be short."""
@@ -126,7 +125,7 @@ def running_cluster(
         token,
         directory,
         temporary,
-        given | own | variables,
+        given | own,
     )
     options = head["rayStartParams"] | {
         "node-ip-address": host,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import secrets
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -20,7 +21,7 @@ from load_tests.cluster_soak.ledger import FaultLedger
 from load_tests.cluster_soak.workers import Asker, answer_of, work
 from load_tests.servers.network_namespace import NetworkNamespace, NoNetworkNamespace
 from load_tests.servers.s3 import S3Server
-from shared.answer import AnswerUsage, Inquiry, RetrievalOptions
+from shared.answer import AnswerUsage, HandedDocument, Inquiry
 from shared.clients.doors import ingest_client, rag_client
 from shared.clients.rag import RagClient
 from shared.documents import SourceDocument, Stage
@@ -36,9 +37,7 @@ COLLECTION, DOCUMENTS = "towns", DEMO_ASSETS / "documents" / "towns"
 TOWNS = ("Almwick", "Ildrath", "Rudeley", "Tambach", "Tamdal", "Zannau")
 QUESTIONS = tuple(f"What is known of {town}?" for town in TOWNS)
 NUM_ASKERS = 3
-RECOVERY_S = 120.0
-NOTICED_SOONER = {"RAY_health_check_timeout_ms": "3000", "RAY_health_check_failure_threshold": "3"}
-"""By Ray, than after its minute."""
+RECOVERY_S = 150.0
 
 
 @dataclass
@@ -95,7 +94,7 @@ def two(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, helm: Helm) ->
                 "minio.enabled": False,
                 "auth.mode": "required",
                 "generator.replicas": 2,
-                "config.generator.routing": "chunks",
+                "config.generator.routing": "rendezvous",  # some are asked of each
                 "config.selector.model": str(DEMO_ASSETS / "model" / "auxiliary"),
             },
         )
@@ -105,7 +104,7 @@ def two(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, helm: Helm) ->
             for name, value in store.environment.items():
                 patch.setenv(name, value)
             cluster = stack.enter_context(
-                running_cluster(rayservice, tmp_path, temporary, resources, network.here, **NOTICED_SOONER)
+                running_cluster(rayservice, tmp_path, temporary, resources, network.here)
             )
             nodes = TwoNodes(cluster, network, cluster.mount(objects), stack)
             nodes.start_far()
@@ -162,18 +161,20 @@ async def both_answer(rag: RagClient) -> None:
 
 
 async def replicas_that_answer(rag: RagClient) -> set[str]:
-    """When all is asked at once."""
+    """When several are asked at once about what none has seen: none is nearer to it than another."""
 
-    async def one(question: str) -> str:
+    async def one() -> str:
+        document = HandedDocument("News", f"The password of the day is {secrets.token_hex(8)}.")
         inquiry = Inquiry(
-            COLLECTION,
-            (question,),
-            retrieval=RetrievalOptions(3),
-            sampling=SamplingParams(max_tokens=30, ignore_eos=True),
+            "",
+            ("What is the password of the day?",),
+            sampling=SamplingParams(max_tokens=4),
             explain=True,
+            no_shadow=True,
+            documents=(document,),
         )
         events = [event async for event in rag.answer(RequestContext.create(), inquiry)]
         (usage,) = (event.usage for event in events if isinstance(event, AnswerUsage))
         return usage.route.partition(": ")[0]
 
-    return set(await asyncio.gather(*map(one, QUESTIONS)))
+    return set(await asyncio.gather(*(one() for _ in range(6))))

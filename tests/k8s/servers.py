@@ -14,11 +14,11 @@ MILVUS, MILVUS_PORT = "index", 19530
 REDIS, REDIS_PORT = "books", 6379
 SECRET = "store-keys"
 REDIS_SECRET = "books-password"
-BY_URI: Values = {
+STORE_BY_URI: Values = {
     "minio": {"enabled": False},
     "objects": {"endpoint": f"{MINIO}:{MINIO_PORT}", "secure": False, "existingSecret": SECRET},
-    "milvus": {"uri": f"http://{MILVUS}:{MILVUS_PORT}"},
 }
+BY_URI: Values = STORE_BY_URI | {"milvus": {"uri": f"http://{MILVUS}:{MILVUS_PORT}"}}
 BY_REDIS: Values = {
     "head": {
         "faultTolerance": {
@@ -29,19 +29,14 @@ BY_REDIS: Values = {
 BY_ROCKSDB: Values = {"head": {"faultTolerance": {"rocksdb": {"enabled": True}}}}
 _REDIS_IMAGE = "redis:7.4-bookworm"
 _MINIO_IMAGE = "quay.io/minio/minio:RELEASE.2025-09-07T16-13-09Z"
-# The embedded Milvus of the package as a server: the same protocol, and clients need the address only.
-_MILVUS = f"""
-import threading
-from milvus_lite.adapter.grpc.server import start_server_in_thread
-held = start_server_in_thread(data_dir="/data/index", host="0.0.0.0", port={MILVUS_PORT})
-threading.Event().wait()
-"""
+# The embedded Milvus as a server: the same protocol, and clients need the address only.
+_MILVUS = ["python", "-m", "services.retrieval.milvus_server", "/data/index", "0.0.0.0", f"{MILVUS_PORT}"]
 
 
 def start(kubectl: Kubectl, images: Images) -> None:
     """Returns when both answer."""
     start_minio(kubectl, images)
-    _start(kubectl, MILVUS, images.kvquilt, MILVUS_PORT, {"command": ["python", "-c", _MILVUS]})
+    _start(kubectl, MILVUS, images.kvquilt, MILVUS_PORT, {"command": _MILVUS})
     wait(kubectl, MINIO, MILVUS)
 
 

@@ -1,5 +1,5 @@
-"""With Milvus and the object store by URI, new pods come as a second Ray cluster beside the first, and nobody
-notices."""
+"""With the object store by URI and a Milvus in a pod of its own, new pods come as a second Ray cluster beside
+the first, and nobody notices."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from tests.k8s import servers
 from tests.k8s.asking import ANSWER, Trickle, answer
 from tests.k8s.conftest import Trial, beside_servers
 from tests.k8s.images import Images
+from tests.k8s.release import Values
+
+OWN_MILVUS: Values = {"milvus": {"uri": "", "enabled": True}}
 
 
 @pytest.fixture(scope="module")
 def pair(images: Images) -> Iterator[Trial]:
-    with beside_servers("pair", images) as running:
+    with beside_servers("pair", images, OWN_MILVUS) as running:
         yield running
 
 
@@ -24,7 +27,8 @@ def test_no_question_fails_while_a_second_cluster_takes_over_from_the_first(pair
     (first,) = pair.release.ray_clusters()
     stored = asyncio.run(answer(pair.door.target))
     with Trickle(pair.door) as trickle:
-        pair.release.upgrade("dev-cpu", servers.BY_URI, {"generator": {"annotations": {"changed": "yes"}}})
+        changed: Values = {"generator": {"annotations": {"changed": "yes"}}}
+        pair.release.upgrade("dev-cpu", servers.BY_URI, OWN_MILVUS, changed)
         seen = pair.release.wait_for_takeover(first)
     trickle.check()
     assert len(seen) == 2, "the first one stayed until the second was ready"

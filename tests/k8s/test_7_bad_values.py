@@ -23,14 +23,6 @@ from tests.k8s.shell import tell, wait_for
 
 TOLD_S = 300.0
 WRONG_KEYS = {"AWS_ACCESS_KEY_ID": "nobody-known", "AWS_SECRET_ACCESS_KEY": "not-the-secret-key"}
-STORE: Values = {
-    "minio": {"enabled": False},
-    "objects": {
-        "endpoint": f"{servers.MINIO}:{servers.MINIO_PORT}",
-        "secure": False,
-        "existingSecret": servers.SECRET,
-    },
-}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +62,7 @@ def test_a_store_that_refuses_and_a_milvus_that_is_silent_are_told_by_those_who_
         "milvus": {"uri": "http://nobody-there:19530"},
         "config": {"retrieval": {"startup_timeout_s": 5}},
     }
-    release.install("dev-cpu", STORE, {"objects": {"existingSecret": "wrong"}}, nowhere)
+    release.install("dev-cpu", servers.STORE_BY_URI, {"objects": {"existingSecret": "wrong"}}, nowhere)
     bad = unready(release)
     assert set(bad) == {"kv_store", "retrieval"}
     assert "refuses these credentials: set AWS_ACCESS_KEY_ID" in bad["kv_store"]

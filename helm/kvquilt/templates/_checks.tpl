@@ -36,8 +36,8 @@
 {{- if and (hasKey $addresses "kv_store") (or $v.objects.endpoint $v.minio.enabled) -}}
 {{- fail "objects.endpoint, minio.enabled: have no effect, since config.applications.kv_store.address is set; leave them out, or the address" -}}
 {{- end -}}
-{{- if and (hasKey $addresses "retrieval") (or $v.milvus.uri $v.milvus.existingSecret) -}}
-{{- fail "milvus.uri, milvus.existingSecret: have no effect, since config.applications.retrieval.address is set; leave them out, or the address" -}}
+{{- if and (hasKey $addresses "retrieval") (or $v.milvus.enabled $v.milvus.uri $v.milvus.existingSecret) -}}
+{{- fail "milvus.enabled, milvus.uri, milvus.existingSecret: have no effect, since config.applications.retrieval.address is set; leave them out, or the address" -}}
 {{- end -}}
 {{- if and (hasKey $addresses "generator") (or $v.generator.gpus (gt (int $v.generator.replicas) 1)) -}}
 {{- fail "generator.gpus, generator.replicas: have no effect, since config.applications.generator.address is set; leave them out, or the address" -}}
@@ -51,6 +51,9 @@
 {{- end -}}
 {{- if and $v.minio.enabled $v.objects.existingSecret -}}
 {{- fail "objects.existingSecret: is for objects.endpoint; the trial MinIO's keys come from minio.existingSecret" -}}
+{{- end -}}
+{{- if and $v.milvus.uri $v.milvus.enabled -}}
+{{- fail "milvus.uri: two of them; set it, or milvus.enabled, not both" -}}
 {{- end -}}
 {{- if and $v.milvus.existingSecret (not $v.milvus.uri) -}}
 {{- fail "milvus.existingSecret: the embedded Milvus has no users; set milvus.uri, or leave the secret out" -}}
@@ -153,12 +156,12 @@
 
 {{- if include "kvquilt.embeddedIndex" . -}}
 {{- if gt (int $v.services.replicas) 1 -}}
-{{- fail (printf "services.replicas: is %d, but the embedded Milvus lives in one pod; use 1, or set milvus.uri" (int $v.services.replicas)) -}}
+{{- fail (printf "services.replicas: is %d, but the embedded Milvus lives in one pod; use 1, or set milvus.enabled or milvus.uri" (int $v.services.replicas)) -}}
 {{- end -}}
 {{- range $key := list "num_replicas" "max_replicas" -}}
 {{- $n := int (dig "retrieval" "deployment" $key 0 $config) -}}
 {{- if gt $n 1 -}}
-{{- fail (printf "config.retrieval.deployment.%s: is %d, but the embedded Milvus has one owner; use 1, or set milvus.uri" $key $n) -}}
+{{- fail (printf "config.retrieval.deployment.%s: is %d, but the embedded Milvus has one owner; use 1, or set milvus.enabled or milvus.uri" $key $n) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

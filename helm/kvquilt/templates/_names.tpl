@@ -40,9 +40,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- toYaml $addresses -}}
 {{- end -}}
 
+{{- /* Milvus' address; empty: a pod of the services holds it. */ -}}
+{{- define "kvquilt.milvusUri" -}}
+{{- .Values.milvus.enabled | ternary (printf "http://%s:19530" (include "kvquilt.milvus" .)) .Values.milvus.uri -}}
+{{- end -}}
+
+{{- define "kvquilt.milvus" -}}
+{{ include "kvquilt.fullname" . }}-milvus
+{{- end -}}
+
 {{- /* Whether a pod of the services holds the embedded Milvus; empty: none does. */ -}}
 {{- define "kvquilt.embeddedIndex" -}}
-{{- if not (or .Values.milvus.uri (hasKey (include "kvquilt.addresses" . | fromYaml) "retrieval")) -}}true{{- end -}}
+{{- if not (or (include "kvquilt.milvusUri" .) (hasKey (include "kvquilt.addresses" . | fromYaml) "retrieval")) -}}true{{- end -}}
 {{- end -}}
 
 {{- /* Whether generators are deployed; empty: another cluster's are used. */ -}}
@@ -82,7 +91,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
 {{- define "kvquilt.milvusClaim" -}}
-{{- default (printf "%s-milvus" (include "kvquilt.fullname" .)) .Values.milvus.persistence.existingClaim -}}
+{{- default (include "kvquilt.milvus" .) .Values.milvus.persistence.existingClaim -}}
 {{- end -}}
 
 {{- define "kvquilt.rocksdbClaim" -}}

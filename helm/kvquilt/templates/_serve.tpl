@@ -15,7 +15,7 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 {{- $_ := set $objects "region" .Values.objects.region -}}
 {{- $_ := set $objects "prefix" .Values.objects.prefix -}}
 {{- if include "kvquilt.objectsSecret" . }}{{ $_ := set $objects "credentials_file" "/etc/kvquilt/objects" }}{{ end -}}
-{{- $milvus := default "/index/milvus" .Values.milvus.uri -}}
+{{- $milvus := default "/index/milvus" (include "kvquilt.milvusUri" .) -}}
 {{- $onServices := dict "deployment" (dict "resources" (dict "kvquilt_services" 1)) -}}
 {{- $generator := dict "deployment" (dict "resources" (dict "kvquilt_generator" 1) "num_replicas" (int .Values.generator.replicas)) -}}
 {{- if .Values.generator.gpus -}}

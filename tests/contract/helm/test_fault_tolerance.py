@@ -8,7 +8,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.contract.helm.test_profiles import pod_specs, ray_templates, rayservice_schema, selects
+from tests.contract.helm.test_profiles import (
+    kept,
+    pod_specs,
+    ray_templates,
+    rayservice_schema,
+    selects,
+)
 from tests.contract.helm.test_secrets import secrets_of
 from tests.helm import Helm, only, profile
 
@@ -90,11 +96,6 @@ def test_annotations_of_ones_own_stay_beside_it(helm: Helm) -> None:
         "-kvquilt",
     )
     assert account["metadata"]["annotations"] == {"owner": "search", "helm.sh/resource-policy": "keep"}
-
-
-def kept(made: dict[str, Any]) -> bool:
-    annotations: dict[str, str] = made["metadata"].get("annotations", {})
-    return annotations.get("helm.sh/resource-policy") == "keep"
 
 
 @pytest.mark.parametrize(

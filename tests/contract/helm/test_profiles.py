@@ -171,7 +171,7 @@ def test_the_embedded_index_lies_with_the_services_and_nowhere_else(helm: Helm) 
 def test_what_was_ingested_outlives_the_release(helm: Helm) -> None:
     claims = [o for o in helm.render(profile("dev-cpu")) if o["kind"] == "PersistentVolumeClaim"]
     assert {c["metadata"]["name"] for c in claims} == {"quilt-kvquilt-milvus", "quilt-kvquilt-minio"}
-    assert all(c["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for c in claims)
+    assert all(map(kept, claims))
 
 
 def test_a_second_cluster_beside_the_first_needs_a_milvus_of_its_own(helm: Helm) -> None:
@@ -180,6 +180,53 @@ def test_a_second_cluster_beside_the_first_needs_a_milvus_of_its_own(helm: Helm)
         for name in PROFILES
     }
     assert types == {"dev-cpu": "None", "single-gpu": "None", "multi-gpu-ha": "NewCluster"}
+
+
+def test_a_milvus_in_a_pod_of_its_own_is_reached_by_retrieval_alone_and_lets_clusters_change(
+    helm: Helm,
+) -> None:
+    objects = helm.render(profile("dev-cpu"), **{"milvus.enabled": True, "services.replicas": 2})
+    service = only(objects, "Service", "-kvquilt-milvus")
+    deployment = only(objects, "Deployment", "-kvquilt-milvus")
+    for document in (service, deployment):
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}, "one process at a time owns the volume"
+    (volume,) = (v for v in deployment["spec"]["template"]["spec"]["volumes"] if "persistentVolumeClaim" in v)
+    assert volume["persistentVolumeClaim"]["claimName"] == "quilt-kvquilt-milvus"
+    assert kept(only(objects, "PersistentVolumeClaim", "-kvquilt-milvus"))
+
+    uri = serve_config_of(objects)["applications"]
+    (retrieval,) = (app["args"] for app in uri if app["name"] == "retrieval")
+    assert f"http://{service['metadata']['name']}:19530" in str(retrieval)
+    assert only(objects, "RayService")["spec"]["upgradeStrategy"]["type"] == "NewCluster"
+    assert all("index" not in mounts_of(pod) for pod in ray_templates(objects).values())
+
+    (policy,) = (
+        o["spec"]
+        for o in objects
+        if o["kind"] == "NetworkPolicy" and selects(o["spec"]["podSelector"], labels)
+    )
+    ((peer,), ports) = (policy["ingress"][0]["from"], policy["ingress"][0]["ports"])
+    assert ports == [{"protocol": "TCP", "port": 19530}]
+    admitted = {
+        component
+        for component, template in ray_templates(objects).items()
+        if selects(peer["podSelector"], template["metadata"]["labels"])
+    }
+    assert admitted == {"services"}
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert "egress" not in policy, "it asks nobody for anything"
+
+
+def mounts_of(template: dict[str, Any]) -> set[str]:
+    return {mount["name"] for mount in template["spec"]["containers"][0]["volumeMounts"]}
+
+
+def kept(made: dict[str, Any]) -> bool:
+    annotations: dict[str, str] = made["metadata"].get("annotations", {})
+    return annotations.get("helm.sh/resource-policy") == "keep"
 
 
 def test_http_has_a_service_of_its_own_for_the_pods_that_run_the_gateway(

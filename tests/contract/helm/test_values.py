@@ -65,6 +65,7 @@ FREE = {
         ({"objects.endpoint": "s3:9000"}, "objects.endpoint: two object stores"),
         ({"objects.existingSecret": "keys"}, "objects.existingSecret: is for objects.endpoint"),
         ({"milvus.existingSecret": "keys"}, "milvus.existingSecret: the embedded Milvus has no users"),
+        ({"milvus.enabled": True, "milvus.uri": "http://m:1"}, "milvus.uri: two of them"),
         ({"model.existingClaim": "models"}, "model.path: say where model.existingClaim is to be mounted"),
         (
             {"model": {"existingClaim": "models", "path": "org/model"}},
@@ -189,6 +190,10 @@ def at(*names: str, address: str = "gpus.example:9000") -> dict[str, Any]:
             "config.retrieval.default_k: has no effect, since config.applications.retrieval.address is set",
         ),
         (at("retrieval") | {"milvus.uri": "http://m:1"}, "milvus.uri, milvus.existingSecret: have no effect"),
+        (
+            at("retrieval") | {"milvus.enabled": True},
+            "milvus.enabled, milvus.uri, milvus.existingSecret: have",
+        ),
         (
             at("kv_store", "generator") | {"minio.enabled": True},
             "objects.endpoint, minio.enabled: have no effect",
