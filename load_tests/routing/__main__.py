@@ -37,13 +37,14 @@ a decision takes is measured. The same seed gives the same day and the same numb
   python -m load_tests.routing simulate --ci                                                    32 replicas
   python -m load_tests.routing simulate --ci --breaks    where it ceases to pay, one change at a time
 
-With `real`, two replicas on this machine answer the same questions once routed in each of these ways, one
-stack after the other, with pools of a quarter of what is asked about again and again; then a quarter of the
-questions is about documents that nobody asked about before. Loads, hits and times to the first token are
+With `real`, two replicas or more on this machine answer the same questions once routed in each of these ways,
+one stack after the other, with pools of a quarter of what is asked about again and again; then a quarter of
+the questions is about documents that nobody asked about before. Loads, hits and times to the first token are
 measured, with 95 % intervals, and whether hits decay meanwhile. For a quiet machine.
 
   python -m load_tests.routing real --json build/routing-real.json       in less than six minutes
   python -m load_tests.routing real --smoke                              whether it runs
+  python -m load_tests.routing real --replicas 4                    together they hold what is asked about
   python -m load_tests.routing real --model smollm2 --subjects 12        KV that takes time to load"""
 
 REAL = RealPlan()
@@ -77,9 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ci", action="store_true", help="a small fleet: minutes become seconds")
     parser.add_argument("--breaks", action="store_true", help="where routing by chunks ceases to pay")
     for name, of in (("replicas", "num_replicas"), ("chunks", "num_chunks"), ("questions", "num_questions")):
-        parser.add_argument(
-            f"--{name}", type=int, dest=of, help=f"default: {getattr(FULL, of)}, --ci {getattr(SMALL, of)}"
-        )
+        default = f"default: {getattr(FULL, of)}, --ci {getattr(SMALL, of)}"
+        default += f"; real {REAL.replicas}, 8 at most" if name == "replicas" else ""
+        parser.add_argument(f"--{name}", type=int, dest=of, help=default)
     parser.add_argument("--load", type=float, help=f"questions per replica and second (default: {FULL.load})")
     option(parser, "--seed", 0, "of everything that is drawn")
     real = parser.add_argument_group("real")
@@ -102,6 +103,8 @@ def _measure(args: argparse.Namespace, console: Console) -> None:
 
     names = ("model", "seed", *_REAL_NUMBERS)
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if args.num_replicas is not None:
+        given["replicas"] = args.num_replicas
     plan = replace(SMOKE if args.smoke else REAL, **given)
     runs = run_all(plan, Console(stderr=True, highlight=False))
     console.print(real_table(runs, plan))

@@ -40,8 +40,12 @@ def release(kubectl: Kubectl, images: Images) -> Iterator[Release]:
     release.uninstall(grace=False)
 
 
-def test_a_secret_that_is_not_there_is_named_by_the_pods(release: Release) -> None:
-    release.install("dev-cpu", {"minio": {"existingSecret": "nobody-made-it"}})
+# Two mistakes a release, of services that have nothing to do with each other: an install takes minutes.
+def test_a_missing_secret_is_named_by_the_pods_and_a_missing_model_by_those_who_need_it(
+    release: Release,
+) -> None:
+    forgotten: Values = {"model": {"path": "/models/forgotten"}}
+    release.install("dev-cpu", {"minio": {"existingSecret": "nobody-made-it"}}, forgotten)
 
     def told() -> list[str] | None:
         events = release.kubectl.events()
@@ -49,7 +53,11 @@ def test_a_secret_that_is_not_there_is_named_by_the_pods(release: Release) -> No
 
     wait_for(told, "event of a pod that names the secret", TOLD_S)
     servers.put_secret(release.kubectl, "nobody-made-it", WRONG_KEYS)
-    release.wait_until_ready()  # it goes on by itself once the secret is there
+    bad = unready(release)  # it goes on by itself once the secret is there
+    assert set(bad) == {"generator", "ingestion", "selector"}  # the last reads the model's tokens
+    assert all("there is no directory '/models/forgotten'" in told for told in bad.values())
+    assert "there is no directory '/models/forgotten'" in logs(release, "generator")
+    assert_no_restarts(release)
 
 
 def test_a_store_that_refuses_and_a_milvus_that_is_silent_are_told_by_those_who_need_them(
@@ -69,15 +77,6 @@ def test_a_store_that_refuses_and_a_milvus_that_is_silent_are_told_by_those_who_
     assert "refuses these credentials" in logs(release, "head")
     assert "the Milvus server at milvus_uri does not answer" in bad["retrieval"]
     assert "no Milvus at http://nobody-there:19530" in logs(release, "services")
-    assert_no_restarts(release)
-
-
-def test_a_model_that_is_not_in_the_image_is_told_by_those_who_need_it(release: Release) -> None:
-    release.install("dev-cpu", {"model": {"path": "/models/forgotten"}})
-    bad = unready(release)
-    assert set(bad) == {"generator", "ingestion", "selector"}  # the last reads the model's tokens
-    assert all("there is no directory '/models/forgotten'" in told for told in bad.values())
-    assert "there is no directory '/models/forgotten'" in logs(release, "generator")
     assert_no_restarts(release)
 
 
