@@ -14,11 +14,11 @@ MILVUS, MILVUS_PORT = "index", 19530
 REDIS, REDIS_PORT = "books", 6379
 SECRET = "store-keys"
 REDIS_SECRET = "books-password"
-STORE_BY_URI: Values = {
+BY_URI: Values = {
     "minio": {"enabled": False},
     "objects": {"endpoint": f"{MINIO}:{MINIO_PORT}", "secure": False, "existingSecret": SECRET},
+    "milvus": {"uri": f"http://{MILVUS}:{MILVUS_PORT}"},
 }
-BY_URI: Values = STORE_BY_URI | {"milvus": {"uri": f"http://{MILVUS}:{MILVUS_PORT}"}}
 BY_REDIS: Values = {
     "head": {
         "faultTolerance": {
@@ -35,12 +35,6 @@ _MILVUS = ["python", "-m", "services.retrieval.milvus_server", "/data/index", "0
 
 def start(kubectl: Kubectl, images: Images) -> None:
     """Returns when both answer."""
-    start_minio(kubectl, images)
-    _start(kubectl, MILVUS, images.kvquilt, MILVUS_PORT, {"command": _MILVUS})
-    wait(kubectl, MINIO, MILVUS)
-
-
-def start_minio(kubectl: Kubectl, images: Images) -> None:
     keys = {"AWS_ACCESS_KEY_ID": secrets.token_hex(8), "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16)}
     put_secret(kubectl, SECRET, keys)
     variables = {"MINIO_ROOT_USER": "AWS_ACCESS_KEY_ID", "MINIO_ROOT_PASSWORD": "AWS_SECRET_ACCESS_KEY"}
@@ -50,6 +44,8 @@ def start_minio(kubectl: Kubectl, images: Images) -> None:
     ]
     args = ["server", "/data", "--address", f":{MINIO_PORT}"]
     _start(kubectl, MINIO, images.minio or _MINIO_IMAGE, MINIO_PORT, {"args": args, "env": env})
+    _start(kubectl, MILVUS, images.kvquilt, MILVUS_PORT, {"command": _MILVUS})
+    wait(kubectl, MINIO, MILVUS)
 
 
 def start_redis(kubectl: Kubectl, images: Images) -> None:

@@ -30,7 +30,7 @@ MODEL: Values = {
 
 def test_pods_serve_the_model_that_the_job_brought(trial: Trial) -> None:
     """The last test of the trial, on its volumes: the model stays another one."""
-    trial.release.uninstall()
+    trial.release.uninstall(grace=False)
     trial.kubectl.apply(CLAIM)
     trial.release.install("dev-cpu", MODEL)  # fails if the job does
     trial.release.wait_until_ready()

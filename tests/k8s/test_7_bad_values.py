@@ -40,12 +40,17 @@ def release(kubectl: Kubectl, images: Images) -> Iterator[Release]:
     release.uninstall(grace=False)
 
 
-# Two mistakes a release, of services that have nothing to do with each other: an install takes minutes.
-def test_a_missing_secret_is_named_by_the_pods_and_a_missing_model_by_those_who_need_it(
+# Several mistakes a release, of services that have nothing to do with each other: an install takes minutes.
+def test_a_missing_secret_is_named_by_the_pods_and_what_else_is_missing_by_those_who_need_it(
     release: Release,
 ) -> None:
-    forgotten: Values = {"model": {"path": "/models/forgotten"}}
-    release.install("dev-cpu", {"minio": {"existingSecret": "nobody-made-it"}}, forgotten)
+    forgotten: Values = {
+        "minio": {"existingSecret": "nobody-made-it"},
+        "model": {"path": "/models/forgotten"},
+        "milvus": {"uri": "http://nobody-there:19530"},
+        "config": {"retrieval": {"startup_timeout_s": 5}},
+    }
+    release.install("dev-cpu", forgotten)
 
     def told() -> list[str] | None:
         events = release.kubectl.events()
@@ -54,29 +59,22 @@ def test_a_missing_secret_is_named_by_the_pods_and_a_missing_model_by_those_who_
     wait_for(told, "event of a pod that names the secret", TOLD_S)
     servers.put_secret(release.kubectl, "nobody-made-it", WRONG_KEYS)
     bad = unready(release)  # it goes on by itself once the secret is there
+    assert "the Milvus server at milvus_uri does not answer" in bad.pop("retrieval")
+    assert "no Milvus at http://nobody-there:19530" in logs(release, "services")
     assert set(bad) == {"generator", "ingestion", "selector"}  # the last reads the model's tokens
-    assert all("there is no directory '/models/forgotten'" in told for told in bad.values())
+    assert all("there is no directory '/models/forgotten'" in detail for detail in bad.values())
     assert "there is no directory '/models/forgotten'" in logs(release, "generator")
     assert_no_restarts(release)
 
 
-def test_a_store_that_refuses_and_a_milvus_that_is_silent_are_told_by_those_who_need_them(
-    release: Release,
-) -> None:
-    servers.start_minio(release.kubectl, release.images)
-    servers.wait(release.kubectl, servers.MINIO)
+def test_refused_keys_of_the_object_store_are_told_by_the_store_alone(release: Release) -> None:
+    servers.start(release.kubectl, release.images)
     servers.put_secret(release.kubectl, "wrong", WRONG_KEYS)
-    nowhere: Values = {
-        "milvus": {"uri": "http://nobody-there:19530"},
-        "config": {"retrieval": {"startup_timeout_s": 5}},
-    }
-    release.install("dev-cpu", servers.STORE_BY_URI, {"objects": {"existingSecret": "wrong"}}, nowhere)
+    release.install("dev-cpu", servers.BY_URI, {"objects": {"existingSecret": "wrong"}})
     bad = unready(release)
-    assert set(bad) == {"kv_store", "retrieval"}
+    assert set(bad) == {"kv_store"}
     assert "refuses these credentials: set AWS_ACCESS_KEY_ID" in bad["kv_store"]
     assert "refuses these credentials" in logs(release, "head")
-    assert "the Milvus server at milvus_uri does not answer" in bad["retrieval"]
-    assert "no Milvus at http://nobody-there:19530" in logs(release, "services")
     assert_no_restarts(release)
 
 
