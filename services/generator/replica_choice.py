@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 ROUTED_METHOD = "Generate"
 UNSEEN = ReplicaRates({Tier.OBJECTS: 0.1}, prefill_ms=1.0, branch_ms=1.0)
-"""Until a replica has seen how fast it is: loading is quicker than computing, and holding quicker than
+"""Until any replica has seen how fast it is: loading is quicker than computing, and holding quicker than
 either."""
 
 
@@ -131,8 +131,11 @@ class ReplicaChoice:
             known.pop(lane_key(report.lane), None)
 
     def _set_fleet(self) -> None:
+        # One that has not seen yet how fast it is counts as the slowest of the others: it would never be
+        # chosen, and never see it, were it taken to be slower than all of them.
+        unseen = max(self._rates.values(), key=lambda rates: rates.prefill_ms, default=UNSEEN)
         self._router.set_replicas(
-            FleetReplica(replica, node, self._rates.get(replica, UNSEEN))
+            FleetReplica(replica, node, self._rates.get(replica, unseen))
             for replica, node in self._nodes.items()
         )
 

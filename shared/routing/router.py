@@ -20,7 +20,8 @@ from shared.routing.reports import ReportOutcome, read_load
 from shared.routing.settings import FleetReplica, RoutingCounts, RoutingSettings
 from shared.routing.shortlist import most_first, slots_of, some
 
-_NEAR = (Tier.RESIDENT, Tier.ARRIVING, Tier.MEMORY, Tier.DISK)
+_IN_ENGINE = (Tier.RESIDENT, Tier.ARRIVING)
+_NEAR = (*_IN_ENGINE, Tier.MEMORY, Tier.DISK)
 _MOST_RANKS = 3
 _MEAN_KEPT = 0.98
 
@@ -141,17 +142,19 @@ class ReplicaRouter:
         costs = {slot: cost(slot) for slot in self._shortlist(holders, among)}
         weighed = self._weights(costs.values())
 
-        heaviest = _heaviest_far(question, min(costs.values(), key=weighed))
+        heaviest = _heaviest(question, min(costs.values(), key=weighed), _NEAR)
         homes = [] if heaviest is None else self._homes_of(heaviest, among, now_ms)
         costs |= {slot: cost(slot) for slot in homes if slot not in costs}
         in_order = sorted(costs.values(), key=weighed)
         at_home = [costs[slot] for slot in homes if self._worth_waiting(costs[slot], in_order[0])]
         ranks = self._ranks(in_order, weighed)
+        reason = self._reason(in_order, bool(at_home), len(ranks[0]))
         if at_home:
             first = self._ranks(sorted(at_home, key=weighed), weighed)[0]
-            others = (tuple(name for name in rank if name not in first) for rank in ranks)
-            ranks = (first, *(rank for rank in others if rank))
-        reason = self._reason(in_order, bool(at_home), len(ranks[0]))
+        else:
+            first = self._nearest(question, in_order[: len(ranks[0])], weighed)
+        others = (tuple(name for name in rank if name not in first) for rank in ranks)
+        ranks = (first, *(rank for rank in others if rank))
         return RouteDecision(question, reason, ranks, {one.replica_id: one for one in in_order})
 
     def _weights(self, costs: Collection[ReplicaCost]) -> Callable[[ReplicaCost], float]:
@@ -222,6 +225,27 @@ class ReplicaRouter:
             ranks[-1].append(cost.replica_id)
         return tuple(map(tuple, ranks))
 
+    def _nearest(
+        self,
+        question: RoutedQuestion,
+        as_good: Sequence[ReplicaCost],
+        weighed: Callable[[ReplicaCost], float],
+    ) -> tuple[str, ...]:
+        """All that are as good. Where they differ by less than ``tolerance_ms``, those whose engines miss the
+        least; where all miss something, the home of the heaviest chunk that they miss: with a model whose KV
+        is loaded as quickly as that, replicas would otherwise come to hold the same."""
+        if weighed(as_good[-1]) - weighed(as_good[0]) > self._settings.tolerance_ms:
+            return tuple(cost.replica_id for cost in as_good)
+        missing = {cost.replica_id: _num_missing(question, cost) for cost in as_good}
+        least = min(missing.values())
+        nearest = [cost for cost in as_good if missing[cost.replica_id] == least]
+        names = tuple(cost.replica_id for cost in nearest)
+        heaviest = _heaviest(question, nearest[0], _IN_ENGINE)
+        if heaviest is None or len(names) == 1:
+            return names
+        homes = self._homes.of(heaviest.key, self._settings.most_compared)
+        return next(((name,) for name in homes if name in names), names)
+
     def _reason(self, in_order: Sequence[ReplicaCost], at_home: bool, num_first: int) -> RouteReason:
         best = in_order[0]
         if self.blind:
@@ -234,8 +258,14 @@ class ReplicaRouter:
         return RouteReason.HELD if held else RouteReason.EQUAL
 
 
-def _heaviest_far(question: RoutedQuestion, cost: ReplicaCost) -> WantedChunk | None:
-    """Of what would have to come from afar or to be computed. Of several the one with the largest key, so
-    that questions whose chunks are nearly the same agree on one."""
-    far = (chunk for chunk, tier in zip(question.chunks, cost.tiers, strict=True) if tier not in _NEAR)
+def _heaviest(question: RoutedQuestion, cost: ReplicaCost, there: Collection[Tier]) -> WantedChunk | None:
+    """Of what comes from elsewhere. Of several the one with the largest key, so that questions whose chunks
+    are nearly the same agree on one."""
+    far = (chunk for chunk, tier in zip(question.chunks, cost.tiers, strict=True) if tier not in there)
     return max(far, key=lambda chunk: (chunk.num_tokens, chunk.key), default=None)
+
+
+def _num_missing(question: RoutedQuestion, cost: ReplicaCost) -> int:
+    """Tokens that are not in the engine, nor on their way there."""
+    tiers = zip(question.chunks, cost.tiers, strict=True)
+    return sum(chunk.num_tokens for chunk, tier in tiers if tier not in _IN_ENGINE)

@@ -142,6 +142,17 @@ def test_waiting_that_a_replica_tells_of_sends_questions_elsewhere() -> None:
     assert "r1" not in first_rank(made, question("a"))
 
 
+def test_a_replica_that_has_not_seen_how_fast_it_is_is_chosen_too() -> None:
+    """Else all questions went to the one that had the first of them."""
+    made = choice()
+    rates = {"prefill_ms": 0.01, "link_ms": {"disk": 0.001}}
+    made.heard("n0", [notice("r0", rates=rates)])
+    for node, replica in (("n1", "r1"), ("n2", "r2")):
+        made.heard(node, [notice(replica)])
+    firsts = [first_rank(made, question(f"c{i}")) for i in range(60)]
+    assert {name for rank in firsts for name in rank} == set(NODES)
+
+
 def test_rates_that_a_replica_tells_of_count() -> None:
     """Where reading takes longer than computing, holding is worth as much as computing takes."""
     made = choice()

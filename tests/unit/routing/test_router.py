@@ -75,6 +75,22 @@ def test_equal_replicas_are_one_rank() -> None:
     assert set(routed.rank(asked(), 0).ranks[0]) == {f"r{i}" for i in range(5)}
 
 
+def test_kv_that_loads_faster_than_what_counts_as_equal_is_held_together_all_the_same() -> None:
+    rates = ReplicaRates({Tier.DISK: 1e-5}, prefill_ms=1e-4)
+    routed = ReplicaRouter(RoutingSettings())
+    routed.set_replicas([FleetReplica(f"r{i}", "n0", rates) for i in range(2)])  # they share a disk
+    routed.told(plain(HeldChunks(LaneName("n0", Tier.DISK), 1, 0, frozenset(range(40)))), 0)
+    tell(routed, "r0", 1)
+    tell(routed, "r1", 1, 2)
+    assert routed.rank(asked(1, 2), 0).ranks == (("r1",), ("r0",))
+    assert routed.rank(asked(1), 0).ranks == (("r0", "r1"),), "both have it: the shorter queue"
+    homes = [routed.rank(asked(key, key + 1), 0).ranks[0] for key in range(10, 38)]
+    assert homes == [routed.rank(asked(key + 1, key), 0).ranks[0] for key in range(10, 38)]
+    assert set(homes) == {("r0",), ("r1",)}
+    routed.load_told("r1", ReplicaLoad(wait_ms=5), 0)
+    assert routed.rank(asked(1, 2), 0).ranks[0] == ("r0",), "it does not wait for that"
+
+
 def test_waiting_breaks_affinity_once_loading_takes_less() -> None:
     routed = router(2)
     tell(routed, "r0", 1)
