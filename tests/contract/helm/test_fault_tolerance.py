@@ -116,12 +116,17 @@ def test_annotations_of_ones_own_stay_beside_it(helm: Helm) -> None:
             {"extraEnv": [{"name": "RAY_REDIS_ADDRESS", "value": "valkey:6379"}]},
             f"extraEnv: RAY_REDIS_ADDRESS is KubeRay's to set; set {REDIS}",
         ),
+        (ON_A_VOLUME | ADDRESS, f"{ROCKSDB}.enabled: the Redis of {REDIS} keeps the same"),
+        ({f"{ROCKSDB}.existingClaim": "mine"}, f"{ROCKSDB}.existingClaim: has no effect"),
+        (ON_A_VOLUME | {f"{ROCKSDB}.accessMode": "ReadOnlyMany"}, "accessMode"),
+        (
+            {"extraEnv": [{"name": "RAY_gcs_storage", "value": "rocksdb"}]},
+            f"extraEnv: RAY_gcs_storage is set by the chart; set {ROCKSDB}",
+        ),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
 )
-def test_a_redis_that_cannot_be_is_refused_and_named(
-    values: dict[str, Any], message: str, helm: Helm
-) -> None:
+def test_what_cannot_be_is_refused_and_named(values: dict[str, Any], message: str, helm: Helm) -> None:
     assert message in helm.refusal(profile("dev-cpu"), **values)
 
 
@@ -167,22 +172,3 @@ def test_its_claim_goes_with_the_release_and_may_be_another_one(helm: Helm) -> N
         "volumes"
     ]
     assert not [o for o in objects if o["metadata"]["name"] == "quilt-kvquilt-head"]
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (ON_A_VOLUME | ADDRESS, f"{ROCKSDB}.enabled: the Redis of {REDIS} keeps the same"),
-        ({f"{ROCKSDB}.existingClaim": "mine"}, f"{ROCKSDB}.existingClaim: has no effect"),
-        (ON_A_VOLUME | {f"{ROCKSDB}.accessMode": "ReadOnlyMany"}, "accessMode"),
-        (
-            {"extraEnv": [{"name": "RAY_gcs_storage", "value": "rocksdb"}]},
-            f"extraEnv: RAY_gcs_storage is set by the chart; set {ROCKSDB}",
-        ),
-    ],
-    ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
-)
-def test_a_rocksdb_that_cannot_be_is_refused_and_named(
-    values: dict[str, Any], message: str, helm: Helm
-) -> None:
-    assert message in helm.refusal(profile("dev-cpu"), **values)
