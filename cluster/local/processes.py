@@ -24,12 +24,12 @@ def session_members(session_id: int) -> list[int]:
 
 
 def end_session(session_id: int) -> None:
-    """Ends what is left of the session: asks first, kills after ``GRACE_S``."""
-    _signal_all(session_id, signal.SIGTERM)
-    deadline_s = time.monotonic() + GRACE_S
-    while session_members(session_id) and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    _signal_all(session_id, signal.SIGKILL)
+    """Ends what is left of the session: asks first, kills after ``GRACE_S``, and waits until it is gone."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline_s = time.monotonic() + GRACE_S
+        _signal_all(session_id, number)
+        while session_members(session_id) and time.monotonic() < deadline_s:
+            time.sleep(0.1)
 
 
 def end_orphans(session_id: int, *marks: str) -> None:

@@ -17,6 +17,7 @@ import grpc
 from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
+from services.retrieval.embedded_recovery import recover
 from shared.errors import ConfigError, InternalError, KvquiltError, NotFound, StorageFull, Unavailable
 from shared.private_files import make_private
 
@@ -116,13 +117,15 @@ def serve_embedded(
         Unavailable: another process kept the directory for ``timeout_s`` seconds.
         ConfigError: the directory cannot hold an index.
     """
-    from milvus_lite import DataDirLockedError
+    from milvus_lite import DataDirLockedError, MilvusLite
     from milvus_lite.adapter.grpc.server import start_server_in_thread
 
     make_private(directory)
     deadline = time.monotonic() + timeout_s
     while True:
         try:
+            with MilvusLite(str(directory)):
+                recover(directory)
             server, database, port = start_server_in_thread(data_dir=str(directory), host=host, port=port)
             break
         except DataDirLockedError:

@@ -410,6 +410,38 @@ def test_acknowledged_documents_survive_a_kill_and_the_next_owner_waits_for_the_
     index.close()
 
 
+@pytest.mark.parametrize("kept", [0, 50, 128, 191])
+def test_a_vector_index_half_written_is_made_anew(tmp_path: Path, kept: int) -> None:
+    directory = tmp_path / "index"
+    index = MilvusIndex(connect(str(directory), "", 5), "embedder", DIM)
+    _put(index, "c", _document("d", "one", "two"))
+    index.close()  # waits until it is written
+    (file,) = directory.rglob("*.idx")
+    whole = file.read_bytes()
+    assert len(whole) == 192
+    file.write_bytes(whole[:kept])
+
+    index = MilvusIndex(connect(str(directory), "", 5), "embedder", DIM)
+    assert {hit.chunk.text for hit in _dense(index, "c")} == {"one", "two"}
+    index.close()
+    assert file.read_bytes() == whole
+
+
+def test_a_collection_half_made_or_half_dropped_can_be_made_again(tmp_path: Path) -> None:
+    directory = tmp_path / "index"
+    index = MilvusIndex(connect(str(directory), "", 5), "embedder", DIM)
+    _put(index, "c", _document("d", "one"))
+    index.close()
+    (schema,) = directory.rglob("schema.json")
+    schema.rename(schema.with_name("schema.json.tmp"))
+
+    index = MilvusIndex(connect(str(directory), "", 5), "embedder", DIM)
+    assert index.collections("t", OPERATOR) == []
+    _put(index, "c", _document("e", "two"))
+    assert [hit.chunk.text for hit in _dense(index, "c")] == ["two"]
+    index.close()
+
+
 def _who(*groups: str) -> Principal:
     return Principal("somebody", "t", frozenset([Role.WRITER]), frozenset(groups))
 
