@@ -122,9 +122,6 @@ class Collection:
         if self._embedded:
             self._client.flush(self.name, timeout=CALL_S)
 
-    def drop(self) -> None:
-        self._client.drop_collection(self.name, timeout=CALL_S)
-
     @property
     def fields(self) -> list[str]:
         """Those of a row that are not made of others."""

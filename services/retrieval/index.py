@@ -242,9 +242,8 @@ class MilvusIndex:
         names = sorted(self._open.names_of(tenant, collection), key=generation_in, reverse=True)
         others = [name for name in names if name != own] if own in names else []
         for name in others:
-            with self._open.lock, contextlib.suppress(NotFound), translated("replacing a collection"):
-                self._client.drop_collection(name, timeout=CALL_S)
-            self._open.forget(name)
+            with contextlib.suppress(NotFound):
+                self._open.drop(name)
         if others:
             log.info("collection %s: now searched by %s", collection, self._embedder)
         return len(others)
@@ -291,8 +290,7 @@ class MilvusIndex:
             found = [DocumentRows(loaded, document_id) for document_id in document_ids]
             removed = sum(loaded.delete_where(one.expression) for one in found if one.may_change(who))
             if loaded.count() == 0:
-                loaded.drop()
-                self._open.forget(name)
+                self._open.drop(name)
             else:
                 loaded.settle()
         return removed

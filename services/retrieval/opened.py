@@ -22,7 +22,8 @@ from shared.errors import NotFound, Unavailable
 
 
 class OpenCollections:
-    """``lock``: held while collections are listed or opened, which milvus-lite cannot do at once."""
+    """``lock``: held while collections are listed, opened, made or dropped; milvus-lite opens all that it
+    lists, and one that is opened twice overwrites itself."""
 
     def __init__(self, milvus: Milvus) -> None:
         self._milvus = milvus
@@ -45,7 +46,7 @@ class OpenCollections:
 
     def create(self, name: str, dim: int, settings: EmbedderSettings | None) -> None:
         """For vectors of ``dim`` numbers by an embedder of these ``settings``, if that is known."""
-        with translated("creating a collection"):
+        with self.lock, translated("creating a collection"):
             self._milvus.client.create_collection(
                 name,
                 schema=schema_of(self._milvus, dim),
@@ -53,6 +54,11 @@ class OpenCollections:
                 properties=properties_of(settings) if settings else None,
                 timeout=CALL_S,
             )
+
+    def drop(self, name: str) -> None:
+        with self.lock, translated("dropping a collection"):
+            self._milvus.client.drop_collection(name, timeout=CALL_S)
+            self.forget(name)
 
     def forget(self, name: str) -> None:
         self._loaded.pop(name, None)
@@ -70,7 +76,6 @@ class OpenCollections:
         ]
 
     def all_names(self) -> list[str]:
-        # milvus-lite opens a collection twice when it is listed while it is loaded
         with self.lock, translated("looking up a collection"):
             names: list[str] = self._milvus.client.list_collections(timeout=CALL_S)
         return [name for name in names if is_ours(name)]
