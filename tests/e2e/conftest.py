@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +32,19 @@ STALL_S = 8
 """After which callers who take nothing are cut."""
 SECRET = "root:planted-in-the-settings"
 """The embedded index needs no token."""
+_TOLD_LINES = 60
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Shows what went wrong in the services last beside a test of theirs that failed."""
+    report = yield
+    stack = getattr(item, "funcargs", {}).get("stack")
+    if report.when == "call" and report.failed and isinstance(stack, Stack):
+        with open(stack.state.log_path, encoding="utf-8", errors="replace") as log:
+            wrong = deque((line for line in log if "ERROR" in line or "WARNING" in line), _TOLD_LINES)
+        report.sections.append(("warnings and errors of the services", "".join(wrong)))
+    return report
 
 
 @pytest.fixture(scope="session")
