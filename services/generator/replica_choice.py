@@ -156,6 +156,6 @@ def _rates_of(told: object) -> ReplicaRates | None:
     try:
         link_ms = {Tier(str(tier)): token_ms for tier, token_ms in links.items()}
         link_ms[Tier.OBJECTS] = max(link_ms.values())
-        return ReplicaRates(link_ms, prefill_ms, branch_ms=prefill_ms)
+        return ReplicaRates(link_ms, prefill_ms, branch_ms=prefill_ms, find_ms=told.get("find_ms", 0.0))
     except (InvalidRequest, ValueError, TypeError):
         return None

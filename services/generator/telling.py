@@ -80,6 +80,8 @@ class ResidencyTeller:
         rates: dict[str, object] = {}
         if stats.compute_s is not None:
             rates["prefill_ms"] = stats.compute_s * 1e3
+        if stats.find_s is not None:
+            rates["find_ms"] = stats.find_s * 1e3
         if byte_ms:
             rates["link_ms"] = {tier: ms * self._bytes_per_token for tier, ms in byte_ms.items()}
         return {"load": plain_load(load), "loading": loading, "rates": rates}

@@ -16,8 +16,9 @@ from shared.engine.request_queue import RequestQueue
 class EngineStats:
     """A snapshot. ``resident_chunk_ids``: least recently used first. ``used_bytes``: of resident KV that
     requests refer to; ``capacity_bytes``: of KV that may be resident. ``num_pauses``, ``num_steps``: since
-    the start, and ``drafts`` and ``late``. ``compute_s``: that a token's KV took lately, ``read_s``: that a
-    byte of KV took from each tier; None, or not in it: not seen yet. ``loading_bytes``: of KV that is on its
+    the start, and ``drafts`` and ``late``. ``compute_s``: that a token's KV took lately, ``find_s``: that the
+    chunks of a request took to be found, ``read_s``: that a byte of KV took from each tier; None, or not in
+    it: not seen yet. ``loading_bytes``: of KV that is on its
     way, by the tier that it is read from; "" where it is not found yet. ``conversation_bytes``: of kept KV of
     earlier turns, ``conversation_chunk_ids``: what it stands on; ``conversations``: since the start."""
 
@@ -34,6 +35,7 @@ class EngineStats:
     drafts: DraftCounts = field(default_factory=DraftCounts)
     late: LateCounts = field(default_factory=LateCounts)
     compute_s: float | None = None
+    find_s: float | None = None
     read_s: Mapping[str, float] = field(default_factory=dict)
     loading_bytes: Mapping[str, int] = field(default_factory=dict)
     conversation_bytes: int = 0
@@ -66,6 +68,7 @@ def snapshot(
         drafts=replace(drafts),
         late=replace(late.counts),
         compute_s=late.estimates.computing.mean,
+        find_s=late.estimates.finding.mean,
         read_s={tier: mean for tier, mean in reading if mean is not None},
         loading_bytes=cache.loading_bytes(),
         conversation_bytes=conversations.num_bytes,

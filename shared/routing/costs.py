@@ -85,7 +85,8 @@ class RoutedQuestion:
 class ReplicaRates:
     """``link_ms``: milliseconds that a token's KV takes from each tier, as fast as whoever shares that link
     lets it; a tier that is not in it does not exist there. ``prefill_ms``: that computing a token takes;
-    ``branch_ms``: by how much every answer that decodes there delays a first token.
+    ``branch_ms``: by how much every answer that decodes there delays a first token; ``find_ms``: that a
+    question's missing chunks take to be found, or not, all at once, before the first is read.
 
     Raises:
         InvalidRequest: a number is negative or none, or a tier is no link.
@@ -94,6 +95,7 @@ class ReplicaRates:
     link_ms: Mapping[Tier, float]
     prefill_ms: float
     branch_ms: float = 0.0
+    find_ms: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "link_ms", MappingProxyType(dict(self.link_ms)))
@@ -102,6 +104,7 @@ class ReplicaRates:
             check_time(f"link_ms.{tier}", token_ms)
         check_time("prefill_ms", self.prefill_ms)
         check_time("branch_ms", self.branch_ms)
+        check_time("find_ms", self.find_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +134,8 @@ class ReplicaCost:
     long the links bring what others asked for. ``loads_ms``, ``prefill_ms``: for how long they and the engine
     are busy with this question, side by side; ``loaded_ms``: when what it waits for is there.
 
-    ``work_ms``: what it adds to what is done there, ``delay_ms``: what it waits for others, which both
-    together are ``total_ms``."""
+    ``work_ms``: what it adds to what is done there, ``delay_ms``: what it waits for others and until chunks
+    are found, which both together are ``total_ms``."""
 
     replica_id: str
     wait_ms: float
@@ -178,7 +181,9 @@ def replica_cost(
                 own_ms += computed_ms
             else:
                 misses.append((chunk.num_tokens * rates.link_ms[tier], computed_ms))
-    loaded_ms, prefill_ms = backlog_ms if misses else arriving_ms, own_ms
+    found_ms = 0.0 if all(tier in _IN_ENGINE for tier in tiers) else rates.find_ms
+    begins_ms = max(backlog_ms, found_ms)
+    loaded_ms, prefill_ms = begins_ms if misses else max(arriving_ms, found_ms), own_ms
     if load.wait_ms > 0:
         loaded_ms += sum(load_ms for load_ms, _ in misses)
     elif misses:
@@ -190,7 +195,7 @@ def replica_cost(
         replica_id,
         load.wait_ms,
         backlog_ms,
-        loaded_ms - backlog_ms if misses else 0.0,
+        loaded_ms - begins_ms if misses else 0.0,
         loaded_ms,
         prefill_ms,
         load.branches * rates.branch_ms,
@@ -223,6 +228,7 @@ def check_time(name: str, value: float) -> None:
     check_range(name, value, ok, "a number of milliseconds, 0 to a day's")
 
 
+_IN_ENGINE = (Tier.RESIDENT, Tier.ARRIVING)
 _LINKS = (Tier.MEMORY, Tier.DISK, Tier.PEER, Tier.OBJECTS)
 
 

@@ -21,7 +21,18 @@ from shared.routing.reports import HeldChunks, LaneName, plain, plain_load
 from shared.wire.routed import routed_of
 
 NODES = {"r0": "n0", "r1": "n1", "r2": "n2"}
-FIELDS = ("holder", "tier", "epoch", "seq", "base_seq", "added", "wait_ms", "prefill_ms", "link_ms", "disk")
+FIELDS = (
+    "holder",
+    "tier",
+    "epoch",
+    "seq",
+    "base_seq",
+    "added",
+    "wait_ms",
+    "prefill_ms",
+    "find_ms",
+    "link_ms",
+)
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["r1", "resident"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=3),
@@ -165,6 +176,17 @@ def test_rates_that_a_replica_tells_of_count() -> None:
     # a tier that nobody tells of is read as slowly as the slowest one that was
     assert decision.costs["r0"].tiers == (Tier.OBJECTS,)
     assert decision.costs["r0"].loads_ms == pytest.approx(50, rel=0.2)
+
+
+@pytest.mark.parametrize(("find_ms", "first"), [(30.0, True), (0.0, False)])
+def test_finding_chunks_takes_time_however_fast_they_are_read(find_ms: float, first: bool) -> None:
+    made = choice()
+    rates = {"prefill_ms": 1.0, "find_ms": find_ms, "link_ms": {"memory": 0.0001}}
+    for replica, node in NODES.items():
+        made.heard(node, [notice(replica, rates=rates)])
+    busy = plain_load(ReplicaLoad(wait_ms=10))
+    made.heard("n1", [notice("r1", "a", seq=1, rates=rates, load=busy)])
+    assert ("r1" in first_rank(made, question("a"))) is first
 
 
 def test_the_message_says_why_and_how_much_should_be_there() -> None:

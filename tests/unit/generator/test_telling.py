@@ -107,13 +107,14 @@ def test_it_says_how_busy_and_how_fast_it_is() -> None:
     telling = teller(agent, stats)
     asyncio.run(telling.tell())
     assert agent.sent[0]["rates"] == {}
-    stats.stats = EngineStats(waiting=3, running=2, compute_s=0.001, read_s={"disk": 1e-5, "floppy": 1.0})
+    read_s = {"disk": 1e-5, "floppy": 1.0}
+    stats.stats = EngineStats(waiting=3, running=2, compute_s=0.001, find_s=0.02, read_s=read_s)
     asyncio.run(telling.tell())
     load, rates = agent.sent[1]["load"], agent.sent[1]["rates"]
     assert isinstance(load, dict)
     assert load["wait_ms"] == pytest.approx(600, rel=0.01)
     assert load["branches"] == 2
-    assert rates == {"prefill_ms": 1.0, "link_ms": {"disk": pytest.approx(0.1)}}
+    assert rates == {"prefill_ms": 1.0, "find_ms": 20.0, "link_ms": {"disk": pytest.approx(0.1)}}
 
 
 def test_it_says_for_how_long_links_bring_what_it_asked_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,11 +32,15 @@ TIMES = st.floats(0, 1e5)
 
 
 def cost(
-    tiers: list[Tier], load: ReplicaLoad | None = None, chain_tokens: list[int] | None = None
+    tiers: list[Tier],
+    load: ReplicaLoad | None = None,
+    chain_tokens: list[int] | None = None,
+    find_ms: float = 0.0,
 ) -> ReplicaCost:
     question = RoutedQuestion(tuple(WantedChunk(i, 500) for i in range(len(tiers))), num_tokens=100)
     chains = chain_tokens or [0] * len(tiers)
-    return replica_cost("r", question, tiers, chains, RATES, load or ReplicaLoad())
+    rates = replace(RATES, find_ms=find_ms)
+    return replica_cost("r", question, tiers, chains, rates, load or ReplicaLoad())
 
 
 def test_what_is_resident_costs_the_prefill_of_the_question() -> None:
@@ -77,31 +82,50 @@ def test_waiting_and_decoding_come_on_top() -> None:
     assert cost([Tier.ARRIVING], load).total_ms == pytest.approx(70 + 8)  # it loads while one waits
 
 
+def test_finding_chunks_goes_on_while_links_are_busy_and_keeps_no_link_busy() -> None:
+    rates = replace(RATES, prefill_ms=100, find_ms=40)
+
+    def loading(backlog_ms: float, *tiers: Tier) -> tuple[float, float]:
+        question = RoutedQuestion(tuple(WantedChunk(i, 500) for i in range(len(tiers))), num_tokens=0)
+        load = ReplicaLoad(wait_ms=1, loading_ms=backlog_ms + 1)
+        found = replica_cost("r", question, tiers, [0] * len(tiers), rates, load)
+        return found.total_ms - 1, found.loads_ms
+
+    assert loading(0, Tier.RESIDENT) == pytest.approx((0, 0))
+    assert loading(0, Tier.MEMORY) == pytest.approx((45, 5))
+    assert loading(0, Tier.MEMORY, Tier.RESIDENT, Tier.MEMORY) == pytest.approx((50, 10))
+    assert loading(30, Tier.MEMORY) == pytest.approx((45, 5))
+    assert loading(50, Tier.MEMORY) == pytest.approx((55, 5))
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.sampled_from(FARTHER), min_size=1, max_size=6),
     st.data(),
     st.lists(st.integers(0, 3000), min_size=6, max_size=6),
+    st.floats(0, 1e3),
 )
 def test_nothing_is_cheaper_because_a_chunk_is_farther_away(
-    tiers: list[Tier], data: st.DataObject, chains: list[int]
+    tiers: list[Tier], data: st.DataObject, chains: list[int], find: float
 ) -> None:
     at = data.draw(st.integers(0, len(tiers) - 1))
     farther = data.draw(st.sampled_from(FARTHER[FARTHER.index(tiers[at]) :]))
     moved = [*tiers[:at], farther, *tiers[at + 1 :]]
     chains = chains[: len(tiers)]
-    assert cost(moved, chain_tokens=chains).total_ms >= cost(tiers, chain_tokens=chains).total_ms - 1e-6
+    before = cost(tiers, chain_tokens=chains, find_ms=find).total_ms
+    assert cost(moved, chain_tokens=chains, find_ms=find).total_ms >= before - 1e-6
     longer = [tokens + 100 for tokens in chains]
-    assert cost(tiers, chain_tokens=longer).total_ms >= cost(tiers, chain_tokens=chains).total_ms - 1e-6
+    assert cost(tiers, chain_tokens=longer, find_ms=find).total_ms >= before - 1e-6
+    assert cost(tiers, chain_tokens=chains, find_ms=find + 10).total_ms >= before - 1e-6
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from(FARTHER), max_size=5), TIMES, TIMES, TIMES, TIMES)
+@given(st.lists(st.sampled_from(FARTHER), max_size=5), TIMES, TIMES, TIMES, TIMES, TIMES)
 def test_nothing_is_cheaper_where_one_waits_longer(
-    tiers: list[Tier], wait: float, loading: float, longer: float, later: float
+    tiers: list[Tier], wait: float, loading: float, longer: float, later: float, find: float
 ) -> None:
-    before = cost(tiers, ReplicaLoad(wait, loading))
-    after = cost(tiers, ReplicaLoad(wait + longer, loading + later))
+    before = cost(tiers, ReplicaLoad(wait, loading), find_ms=find)
+    after = cost(tiers, ReplicaLoad(wait + longer, loading + later), find_ms=find)
     assert after.total_ms >= before.total_ms - 1e-6
 
 
