@@ -10,8 +10,7 @@ import shutil
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -20,9 +19,9 @@ from tests.k8s import images as image_store
 from tests.k8s import servers
 from tests.k8s.asking import ANSWER, COLLECTION, DOCUMENTS, Answered, answer, cli
 from tests.k8s.door import Door
-from tests.k8s.images import Images
+from tests.k8s.images import Earlier, Images
 from tests.k8s.kubectl import Kubectl, cluster_objects
-from tests.k8s.release import CHART, FULLNAME, Release, Values, seconds_since
+from tests.k8s.release import FULLNAME, Release, Values, seconds_since
 from tests.k8s.shell import CommandFailed, run, tell, wait_for
 
 RECOVERY_S = 180.0
@@ -74,12 +73,16 @@ def namespace(purpose: str) -> Iterator[Kubectl]:
 
 @contextmanager
 def beside_servers(
-    purpose: str, images: Images, *values: Values, redis: bool = False, chart: Path = CHART
+    purpose: str, images: Images, *values: Values, redis: bool = False, earlier: Earlier | None = None
 ) -> Iterator[Trial]:
     """A release, with the demo's towns in it, beside an object store and a Milvus of somebody else, and with
-    ``redis`` a Redis too. It is gone before its servers are: KubeRay clears up in Redis behind it."""
+    ``redis`` a Redis too; it is of the ``earlier`` state, if there is one. It is gone before its servers are:
+    KubeRay clears up in Redis behind it."""
     with namespace(purpose) as kubectl:
-        release, door = Release(kubectl, images, chart), Door(kubectl, FULLNAME)
+        release, door = Release(kubectl, images), Door(kubectl, FULLNAME)
+        if earlier is not None:
+            its_own = replace(images, kvquilt=earlier.image)
+            release = Release(kubectl, its_own, earlier.tree / "helm" / "kvquilt")
         servers.start(kubectl, images)
         if redis:
             servers.start_redis(kubectl, images)

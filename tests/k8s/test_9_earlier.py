@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,8 +23,7 @@ NEWS = "news"
 def pair(images: Images) -> Iterator[Trial]:
     if images.earlier is None:
         pytest.skip("EARLIER names no earlier state of the project")
-    earlier = replace(images, kvquilt=images.earlier.image)
-    with beside_servers("earlier", earlier, chart=images.earlier.tree / "helm" / "kvquilt") as running:
+    with beside_servers("earlier", images, earlier=images.earlier) as running:
         yield running
 
 
