@@ -182,15 +182,15 @@ def replica_cost(
             else:
                 misses.append((chunk.num_tokens * rates.link_ms[tier], computed_ms))
     found_ms = 0.0 if all(tier in _IN_ENGINE for tier in tiers) else rates.find_ms
-    begins_ms = max(backlog_ms, found_ms)
-    loaded_ms, prefill_ms = begins_ms if misses else max(arriving_ms, found_ms), own_ms
+    begins_ms, not_loaded_ms = max(backlog_ms, found_ms), max(arriving_ms, found_ms)
+    loaded_ms, prefill_ms = begins_ms if misses else not_loaded_ms, own_ms
     if load.wait_ms > 0:
         loaded_ms += sum(load_ms for load_ms, _ in misses)
     elif misses:
         loaded_ms, prefill_ms = balanced(misses, loaded_ms, own_ms)
         all_computed_ms = own_ms + sum(compute_ms for _, compute_ms in misses)
-        if max(arriving_ms, all_computed_ms) < loaded_ms:  # who loads nothing does not queue for links
-            loaded_ms, prefill_ms, misses = arriving_ms, all_computed_ms, []
+        if max(not_loaded_ms, all_computed_ms) < loaded_ms:  # who loads nothing does not queue for links
+            loaded_ms, prefill_ms, misses = not_loaded_ms, all_computed_ms, []
     return ReplicaCost(
         replica_id,
         load.wait_ms,

@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.timeout(900)  # it is a suite of its own
 @pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed; there is none but for Linux"
 )

@@ -98,6 +98,11 @@ def test_finding_chunks_goes_on_while_links_are_busy_and_keeps_no_link_busy() ->
     assert loading(50, Tier.MEMORY) == pytest.approx((55, 5))
 
 
+def test_what_is_nowhere_has_to_be_looked_for_even_where_the_rest_is_computed() -> None:
+    for other in FARTHER:
+        assert cost([Tier.COMPUTED, other], find_ms=1000).total_ms >= 1000
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.sampled_from(FARTHER), min_size=1, max_size=6),
