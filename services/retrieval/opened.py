@@ -57,8 +57,8 @@ class OpenCollections:
 
     def drop(self, name: str) -> None:
         with self.lock, translated("dropping a collection"):
-            self._milvus.client.drop_collection(name, timeout=CALL_S)
             self.forget(name)
+            self._milvus.client.drop_collection(name, timeout=CALL_S)
 
     def forget(self, name: str) -> None:
         self._loaded.pop(name, None)

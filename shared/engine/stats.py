@@ -18,9 +18,9 @@ class EngineStats:
     requests refer to; ``capacity_bytes``: of KV that may be resident. ``num_pauses``, ``num_steps``: since
     the start, and ``drafts`` and ``late``. ``compute_s``: that a token's KV took lately, ``find_s``: that the
     chunks of a request took to be found, ``read_s``: that a byte of KV took from each tier; None, or not in
-    it: not seen yet. ``loading_bytes``: of KV that is on its
-    way, by the tier that it is read from; "" where it is not found yet. ``conversation_bytes``: of kept KV of
-    earlier turns, ``conversation_chunk_ids``: what it stands on; ``conversations``: since the start."""
+    it: not seen yet. ``loading_bytes``: of KV that is on its way, by the tier that it is read from; "" where
+    it is not found yet. ``conversation_bytes``: of kept KV of earlier turns, ``conversation_chunk_ids``: what
+    it stands on; ``conversations``: since the start."""
 
     resident_chunk_ids: tuple[str, ...] = ()
     resident_bytes: int = 0

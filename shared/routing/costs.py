@@ -41,6 +41,9 @@ class Tier(enum.StrEnum):
     COMPUTED = "computed"
 
 
+IN_ENGINE = (Tier.RESIDENT, Tier.ARRIVING)
+
+
 def chunk_key(chunk_id: str) -> ChunkKey:
     return int.from_bytes(hashlib.blake2b(chunk_id.encode(), digest_size=8).digest(), "little")
 
@@ -181,7 +184,7 @@ def replica_cost(
                 own_ms += computed_ms
             else:
                 misses.append((chunk.num_tokens * rates.link_ms[tier], computed_ms))
-    found_ms = 0.0 if all(tier in _IN_ENGINE for tier in tiers) else rates.find_ms
+    found_ms = 0.0 if all(tier in IN_ENGINE for tier in tiers) else rates.find_ms
     begins_ms, not_loaded_ms = max(backlog_ms, found_ms), max(arriving_ms, found_ms)
     loaded_ms, prefill_ms = begins_ms if misses else not_loaded_ms, own_ms
     if load.wait_ms > 0:
@@ -228,7 +231,6 @@ def check_time(name: str, value: float) -> None:
     check_range(name, value, ok, "a number of milliseconds, 0 to a day's")
 
 
-_IN_ENGINE = (Tier.RESIDENT, Tier.ARRIVING)
 _LINKS = (Tier.MEMORY, Tier.DISK, Tier.PEER, Tier.OBJECTS)
 
 

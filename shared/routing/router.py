@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from shared.errors import InvalidRequest
-from shared.routing.costs import ReplicaCost, ReplicaLoad, RoutedQuestion, Tier, WantedChunk
+from shared.routing.costs import IN_ENGINE, ReplicaCost, ReplicaLoad, RoutedQuestion, Tier, WantedChunk
 from shared.routing.decision import RouteDecision, RouteReason
 from shared.routing.fleet import ChunkHolders, Fleet
 from shared.routing.homes import Heat, Homes, num_homes
@@ -20,8 +20,7 @@ from shared.routing.reports import ReportOutcome, read_load
 from shared.routing.settings import FleetReplica, RoutingCounts, RoutingSettings
 from shared.routing.shortlist import most_first, slots_of, some
 
-_IN_ENGINE = (Tier.RESIDENT, Tier.ARRIVING)
-_NEAR = (*_IN_ENGINE, Tier.MEMORY, Tier.DISK)
+_NEAR = (*IN_ENGINE, Tier.MEMORY, Tier.DISK)
 _MOST_RANKS = 3
 _MEAN_KEPT = 0.98
 
@@ -240,7 +239,7 @@ class ReplicaRouter:
         least = min(missing.values())
         nearest = [cost for cost in as_good if missing[cost.replica_id] == least]
         names = tuple(cost.replica_id for cost in nearest)
-        heaviest = _heaviest(question, nearest[0], _IN_ENGINE)
+        heaviest = _heaviest(question, nearest[0], IN_ENGINE)
         if heaviest is None or len(names) == 1:
             return names
         homes = self._homes.of(heaviest.key, self._settings.most_compared)
@@ -268,4 +267,4 @@ def _heaviest(question: RoutedQuestion, cost: ReplicaCost, there: Collection[Tie
 def _num_missing(question: RoutedQuestion, cost: ReplicaCost) -> int:
     """Tokens that are not in the engine, nor on their way there."""
     tiers = zip(question.chunks, cost.tiers, strict=True)
-    return sum(chunk.num_tokens for chunk, tier in tiers if tier not in _IN_ENGINE)
+    return sum(chunk.num_tokens for chunk, tier in tiers if tier not in IN_ENGINE)

@@ -1,4 +1,4 @@
-"""Runs ``tests/interpreter`` in a process where Triton interprets its kernels, on the CPU."""
+"""Runs the tests of ``tests/interpreter`` in processes where Triton interprets its kernels, on the CPU."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+MODULES = sorted(path.name for path in (ROOT / "tests" / "interpreter").glob("test_*.py"))
 
 
-@pytest.mark.timeout(900)  # it is a suite of its own
 @pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed; there is none but for Linux"
 )
-def test_the_triton_kernels_pass_their_tests_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/interpreter"]
+@pytest.mark.parametrize("module", MODULES)
+def test_the_triton_kernels_pass_their_tests_in_the_interpreter(module: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/interpreter/{module}"]
     result = subprocess.run(
         command,
         cwd=ROOT,
