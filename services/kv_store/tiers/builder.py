@@ -81,9 +81,17 @@ class OwnTiers:
                 keys=keys,
                 floor_share=config.resident_floor,
             )
+            self._forget_strangers(self.memory)
 
     def remove_memory(self) -> None:
         """At the end of the agent: nothing of it stays in memory."""
         if self._claimed is not None:
             self._claimed.remove()
             self._claimed = None
+
+    def _forget_strangers(self, memory: LocalTier) -> None:
+        """Removes what a killed agent left in memory and the disk does not have: it may be another store's
+        that had its data in the same place, or deleted ones."""
+        for copy in memory.copies():
+            if self.disk.find(copy.chunk_id) is None:
+                memory.remove(copy.chunk_id)

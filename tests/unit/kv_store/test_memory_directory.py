@@ -1,18 +1,23 @@
 from __future__ import annotations
 
 import os
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from services.kv_store.config import KvStoreConfig, MemoryConfig
-from services.kv_store.tiers.builder import OwnTiers
+from services.kv_store.tiers.builder import Machine, OwnTiers
+from services.kv_store.tiers.chunk_files import verified
+from services.kv_store.tiers.local import LocalTier
 from services.kv_store.tiers.memory_directory import (
     MemoryDirectory,
     memory_directory,
     modest_capacity,
     remove_what_was_left,
 )
+from tests.kv_chunks import chunk_bytes, chunk_id_of
 
 
 def test_a_directory_belongs_to_one_agent_at_a_time(tmp_path: Path) -> None:
@@ -72,3 +77,41 @@ def test_the_tiers_of_a_node_are_as_its_settings_say(tmp_path: Path, capacity: i
     own.remove_memory()
     own.remove_memory()
     assert not (tmp_path / "memory").exists()
+
+
+@dataclass
+class Unlocked:
+    """A directory that anybody may claim, as one of an agent that was killed."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        self.path.mkdir(exist_ok=True)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path)
+
+
+def keep(tier: LocalTier, chunk_id: str, truth: bool) -> None:
+    staged = tier.staging.new()
+    staged.write_bytes(chunk_bytes(chunk_id))
+    assert tier.keep(chunk_id, staged, verified(staged, chunk_id), truth=truth)
+
+
+@pytest.mark.parametrize("primary", [True, False])
+def test_of_what_a_killed_agent_had_in_memory_that_stays_which_the_disk_has(
+    tmp_path: Path, primary: bool
+) -> None:
+    config = KvStoreConfig(str(tmp_path / "data"), memory=MemoryConfig(str(tmp_path / "memory")))
+    machine = Machine(claim=Unlocked)
+    killed = OwnTiers(tmp_path / "data", config, not primary, machine)
+    mine, gone = chunk_id_of(0), chunk_id_of(1)
+    assert killed.memory is not None
+    for chunk_id in (mine, gone):
+        keep(killed.disk, chunk_id, truth=primary)
+        keep(killed.memory, chunk_id, truth=False)
+    killed.disk.remove(gone)
+    own = OwnTiers(tmp_path / "data", config, not primary, machine)
+    assert own.memory is not None
+    assert [c.chunk_id for c in own.memory.copies()] == [mine]
+    own.memory.check_invariants()
