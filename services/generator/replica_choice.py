@@ -14,6 +14,7 @@ from shared.metrics.recorder import Metrics
 from shared.routing.costs import ReplicaRates, Tier
 from shared.routing.decision import RouteDecision
 from shared.routing.noticeboard import lane_key
+from shared.routing.rates import MeasuredRates
 from shared.routing.rendezvous import BoundedRendezvous
 from shared.routing.reports import HeldChunks, ReportOutcome, read_report
 from shared.routing.router import ReplicaRouter
@@ -23,9 +24,6 @@ from shared.wire.routed import routed_of
 log = logging.getLogger(__name__)
 
 ROUTED_METHOD = "Generate"
-UNSEEN = ReplicaRates({Tier.OBJECTS: 0.1}, prefill_ms=1.0, branch_ms=1.0)
-"""Until any replica has seen how fast it is: loading is quicker than computing, and holding quicker than
-either."""
 
 
 class ReplicaChoice:
@@ -44,7 +42,7 @@ class ReplicaChoice:
         self._hashing, self._ongoing = BoundedRendezvous(), ongoing
         self._metrics, self._clock = metrics or Metrics(), clock
         self._nodes: dict[str, str] = {}
-        self._rates: dict[str, ReplicaRates] = {}
+        self._rates = MeasuredRates()
         self._known: dict[str, dict[str, tuple[int, int]]] = {}
         self._asked_ms = -self._settings.lease_ms - 1
 
@@ -62,7 +60,7 @@ class ReplicaChoice:
         if nodes == self._nodes:
             return
         self._nodes = dict(nodes)
-        self._rates = {replica: rates for replica, rates in self._rates.items() if replica in nodes}
+        self._rates.set_replicas(nodes)
         self._known = {node: known for node, known in self._known.items() if node in self.nodes}
         self._hashing.set_replicas(nodes)
         self._set_fleet()
@@ -101,7 +99,7 @@ class ReplicaChoice:
     def heard(self, node_id: str, notices: Iterable[Mapping[str, object]]) -> None:
         """Of a node's agent. Whatever they are, it is no error here; they are counted."""
         now_ms, known = self._now_ms(), self._known.setdefault(node_id, {})
-        rates = dict(self._rates)
+        measured = False
         for notice in notices:
             message, load = notice.get("report"), notice.get("load")
             outcome = self._router.told(message if isinstance(message, Mapping) else {}, now_ms)
@@ -116,9 +114,8 @@ class ReplicaChoice:
                 age_ms = age_ms if isinstance(age_ms, int | float) and age_ms >= 0 else 0.0
                 self._router.load_reported(replica_id, load, now_ms, min(age_ms, self._settings.lease_ms))
             if replica_id in self._nodes and (told := _rates_of(notice.get("rates"))) is not None:
-                rates[replica_id] = told
-        if rates != self._rates:
-            self._rates = rates
+                measured |= self._rates.tell(replica_id, told, now_ms)
+        if measured:
             self._set_fleet()
 
     def check_invariants(self) -> None:
@@ -131,12 +128,9 @@ class ReplicaChoice:
             known.pop(lane_key(report.lane), None)
 
     def _set_fleet(self) -> None:
-        # One that has not seen yet how fast it is counts as the slowest of the others: it would never be
-        # chosen, and never see it, were it taken to be slower than all of them.
-        unseen = max(self._rates.values(), key=lambda rates: rates.prefill_ms, default=UNSEEN)
+        rates = self._rates.of(self._nodes, self._now_ms())
         self._router.set_replicas(
-            FleetReplica(replica, node, self._rates.get(replica, unseen))
-            for replica, node in self._nodes.items()
+            FleetReplica(replica, node, rates[replica]) for replica, node in self._nodes.items()
         )
 
     def _now_ms(self) -> float:

@@ -164,6 +164,16 @@ def test_a_replica_that_has_not_seen_how_fast_it_is_is_chosen_too() -> None:
     assert {name for rank in firsts for name in rank} == set(NODES)
 
 
+def test_the_one_that_once_looked_fastest_does_not_get_all_that_is_new() -> None:
+    """As it would where a few per cent counted, and the others, not asked, measured nothing any more."""
+    made = choice()
+    for (replica, node), ms in zip(NODES.items(), (1.0, 1.3, 1.8), strict=True):
+        rates = {"prefill_ms": ms, "find_ms": 20 * ms, "link_ms": {"disk": 0.1 * ms}}
+        made.heard(node, [notice(replica, rates=rates)])
+    firsts = [first_rank(made, question(f"c{i}")) for i in range(60)]
+    assert {name for rank in firsts for name in rank} == set(NODES)
+
+
 def test_rates_that_a_replica_tells_of_count() -> None:
     """Where reading takes longer than computing, holding is worth as much as computing takes."""
     made = choice()
