@@ -128,7 +128,7 @@ class ReplicaChoice:
             known.pop(lane_key(report.lane), None)
 
     def _set_fleet(self) -> None:
-        rates = self._rates.of(self._nodes, self._now_ms())
+        rates = self._rates.expected(self._now_ms())
         self._router.set_replicas(
             FleetReplica(replica, node, rates[replica]) for replica, node in self._nodes.items()
         )

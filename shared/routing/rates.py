@@ -7,7 +7,7 @@ then, look slow for good.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from statistics import median_low
 
 from shared.routing.costs import ReplicaRates, Tier
@@ -20,59 +20,61 @@ _FRESH_MS = 30_000.0
 
 
 class MeasuredRates:
-    """A number is the median of all replicas', unless a replica's own differs from that by more than a factor
-    of two: then it is of another machine. Of a replica that has measured nothing for half a minute nothing is
-    its own."""
+    """The replicas of a node share its links and processors: they are as fast as the median one. So are
+    nodes, unless one differs from the median by more than a factor of two: then it is another machine. Of a
+    replica that has measured nothing for half a minute nothing counts, as long as others have."""
 
     def __init__(self) -> None:
+        self._nodes: dict[str, str] = {}
         self._told: dict[str, tuple[ReplicaRates, float]] = {}
 
-    def set_replicas(self, replica_ids: Iterable[str]) -> None:
-        """Forgets all others."""
-        self._told = {name: self._told[name] for name in replica_ids if name in self._told}
+    def set_replicas(self, nodes: Mapping[str, str]) -> None:
+        """By replica the node that it is on: all that there are."""
+        self._nodes = dict(nodes)
+        self._told = {name: told for name, told in self._told.items() if name in nodes}
 
     def tell(self, replica_id: str, rates: ReplicaRates, now_ms: float) -> bool:
-        """Whether it has measured something since it told the last time."""
+        """Whether it has measured something since it told the last time. Of a replica that there is."""
         if replica_id in self._told and self._told[replica_id][0] == rates:
             return False
         self._told[replica_id] = rates, now_ms
         return True
 
-    def of(self, replica_ids: Iterable[str], now_ms: float) -> dict[str, ReplicaRates]:
+    def expected(self, now_ms: float) -> dict[str, ReplicaRates]:
+        """Of all replicas."""
         fresh = {name: rates for name, (rates, at_ms) in self._told.items() if now_ms - at_ms <= _FRESH_MS}
-        usual = _median(fresh.values() if fresh else [rates for rates, _ in self._told.values()])
-        return {name: _expected(fresh.get(name), usual) for name in replica_ids}
+        told = fresh or {name: rates for name, (rates, _) in self._told.items()}
+        usual = _median(told.values()) if told else UNSEEN
+        of_node: dict[str, ReplicaRates] = {}
+        for node in dict.fromkeys(self._nodes.values()):
+            own = [rates for name, rates in told.items() if self._nodes[name] == node]
+            of_node[node] = _of_machine(_median(own), usual) if own else usual
+        return {name: of_node[node] for name, node in self._nodes.items()}
 
 
-def _median(told: Iterable[ReplicaRates]) -> ReplicaRates:
-    told = list(told)
-    if not told:
-        return UNSEEN
+def _median(told: Collection[ReplicaRates]) -> ReplicaRates:
+    """Of what was measured: what was not is 0."""
+
+    def middle(numbers: Iterable[float]) -> float:
+        return median_low([number for number in numbers if number > 0] or [0.0])
+
     tiers = dict.fromkeys(tier for rates in told for tier in rates.link_ms)
     return ReplicaRates(
-        {tier: _middle(rates.link_ms.get(tier, 0.0) for rates in told) for tier in tiers},
-        _middle(rates.prefill_ms for rates in told),
-        _middle(rates.branch_ms for rates in told),
-        _middle(rates.find_ms for rates in told),
+        {tier: middle(rates.link_ms.get(tier, 0.0) for rates in told) for tier in tiers},
+        middle(rates.prefill_ms for rates in told),
+        middle(rates.branch_ms for rates in told),
+        middle(rates.find_ms for rates in told),
     )
 
 
-def _expected(own: ReplicaRates | None, usual: ReplicaRates) -> ReplicaRates:
-    if own is None:
-        return usual
+def _of_machine(own: ReplicaRates, usual: ReplicaRates) -> ReplicaRates:
+    def expected(own_ms: float, usual_ms: float) -> float:
+        differs = own_ms > usual_ms * _ANOTHER_MACHINE or own_ms * _ANOTHER_MACHINE < usual_ms
+        return own_ms if own_ms > 0 and differs else usual_ms
+
     return ReplicaRates(
-        {tier: _of_machine(own.link_ms.get(tier, 0.0), ms) for tier, ms in usual.link_ms.items()},
-        _of_machine(own.prefill_ms, usual.prefill_ms),
-        _of_machine(own.branch_ms, usual.branch_ms),
-        _of_machine(own.find_ms, usual.find_ms),
+        {tier: expected(own.link_ms.get(tier, 0.0), ms) for tier, ms in usual.link_ms.items()},
+        expected(own.prefill_ms, usual.prefill_ms),
+        expected(own.branch_ms, usual.branch_ms),
+        expected(own.find_ms, usual.find_ms),
     )
-
-
-def _middle(numbers: Iterable[float]) -> float:
-    """Of those that were measured: what was not is 0."""
-    return median_low(sorted(number for number in numbers if number > 0) or [0.0])
-
-
-def _of_machine(own_ms: float, usual_ms: float) -> float:
-    differs = own_ms > usual_ms * _ANOTHER_MACHINE or own_ms * _ANOTHER_MACHINE < usual_ms
-    return own_ms if own_ms > 0 and differs else usual_ms

@@ -21,16 +21,21 @@ def rates(ms: float, **told: float) -> ReplicaRates:
     return ReplicaRates({Tier.DISK: ms}, prefill_ms=ms, branch_ms=ms, find_ms=told.get("find_ms", ms))
 
 
-def of(*told: ReplicaRates, now_ms: float = 0.0) -> list[ReplicaRates]:
+def of(*told: ReplicaRates, on_one_node: bool = False) -> list[ReplicaRates]:
     made = MeasuredRates()
+    made.set_replicas({f"r{i}": "n" if on_one_node else f"n{i}" for i in range(len(told))})
     for i, one in enumerate(told):
         assert made.tell(f"r{i}", one, 0.0)
-    return list(made.of([f"r{i}" for i in range(len(told))], now_ms).values())
+    return list(made.expected(0.0).values())
 
 
-def test_replicas_that_measured_nearly_the_same_are_as_fast_as_each_other() -> None:
+def test_nodes_that_measured_nearly_the_same_are_as_fast_as_each_other() -> None:
     assert of(rates(1.0), rates(1.3), rates(1.9)) == [rates(1.3)] * 3
     assert of(rates(1.0), rates(1.9)) == [rates(1.0)] * 2
+
+
+def test_replicas_of_one_node_are_as_fast_as_each_other_whatever_they_measured() -> None:
+    assert of(rates(1.0), rates(9.0), rates(5.0), on_one_node=True) == [rates(5.0)] * 3
 
 
 def test_another_machine_has_rates_of_its_own() -> None:
@@ -39,12 +44,15 @@ def test_another_machine_has_rates_of_its_own() -> None:
     assert of(slow, rates(1.0)) == [slow, rates(1.0)]
 
 
-def test_who_has_measured_nothing_is_as_fast_as_most() -> None:
+def test_who_has_measured_nothing_is_as_fast_as_its_node_or_most() -> None:
     made = MeasuredRates()
-    assert made.of(["new"], 0.0) == {"new": UNSEEN}
-    for name, ms in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
+    made.set_replicas({"new": "n"})
+    assert made.expected(0.0) == {"new": UNSEEN}
+    made.set_replicas({"a": "n1", "b": "n2", "c": "n3", "new": "n4", "beside": "n3"})
+    for name, ms in (("a", 1.0), ("b", 2.0), ("c", 9.0)):
         made.tell(name, rates(ms), 0.0)
-    assert made.of(["new"], 0.0) == {"new": rates(2.0)}
+    expected = made.expected(0.0)
+    assert (expected["new"], expected["beside"]) == (rates(2.0), rates(9.0))
     assert of(rates(2.0), rates(2.0, find_ms=0.0)) == [rates(2.0)] * 2
     one, other = of(ReplicaRates({Tier.DISK: 1.0}, 1.0), ReplicaRates({Tier.MEMORY: 0.5}, 1.0))
     assert one == other == ReplicaRates({Tier.DISK: 1.0, Tier.MEMORY: 0.5}, 1.0)
@@ -53,26 +61,28 @@ def test_who_has_measured_nothing_is_as_fast_as_most() -> None:
 def test_what_was_measured_long_ago_by_one_that_is_not_asked_counts_no_more() -> None:
     """Else one that was slow once, because something else ran, would never be asked again."""
     made = MeasuredRates()
-    made.tell("slow", rates(9.0), 0.0)
+    made.set_replicas({"slow": "n1", "asked": "n2"})
+    assert made.tell("slow", rates(9.0), 0.0)
     for now_ms in (0.0, 20_000.0, 40_000.0):
         made.tell("asked", rates(1.0 + now_ms * 1e-6), now_ms)
-        assert not made.tell("slow", rates(9.0), now_ms) or now_ms == 0.0
-        expected = made.of(["slow", "asked"], now_ms)["slow"]
-        assert (expected == rates(9.0)) is (now_ms < 30_000.0)
-    assert made.of(["slow", "asked"], 1e6)["slow"] == rates(1.04)  # nobody has measured since: the usual
+        assert not made.tell("slow", rates(9.0), now_ms)
+        assert (made.expected(now_ms)["slow"] == rates(9.0)) is (now_ms < 30_000.0)
+    assert made.expected(1e6)["slow"] == rates(9.0)  # nobody has measured anything since
 
 
 def test_those_that_have_gone_count_no_more() -> None:
     made = MeasuredRates()
+    made.set_replicas(dict.fromkeys("abc", "n"))
     for name, ms in (("a", 1.0), ("b", 1.2), ("c", 1.4)):
         made.tell(name, rates(ms), 0.0)
-    made.set_replicas(["c", "d"])
-    assert made.of(["c", "d"], 0.0) == {"c": rates(1.4), "d": rates(1.4)}
+    made.set_replicas({"c": "n", "d": "n2"})
+    assert made.expected(0.0) == {"c": rates(1.4), "d": rates(1.4)}
+    made.set_replicas({"a": "n", "c": "n"})
     assert made.tell("a", rates(1.0), 0.0)
 
 
 @given(st.lists(MEASURED, min_size=1, max_size=9))
-def test_no_number_is_further_off_than_a_factor_of_two(told: list[ReplicaRates]) -> None:
+def test_no_number_of_a_node_is_further_off_than_a_factor_of_two(told: list[ReplicaRates]) -> None:
     for own, expected in zip(told, of(*told), strict=True):
         assert expected.link_ms.keys() == {tier for one in told for tier in one.link_ms}
         for tier, ms in own.link_ms.items():
