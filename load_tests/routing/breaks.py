@@ -25,6 +25,7 @@ CHANGES: Mapping[str, Mapping[str, object]] = {
     "told_every_10_s": {"report_ms": 9_000.0, "lag_ms": 1_000.0},
     "half_the_reports_lost": {"report_loss": 0.5},
     "never_told": {"report_loss": 1.0},
+    "rates_off_by_a_third": {"rates_off": 0.33},
 }
 
 

@@ -10,8 +10,9 @@ from typing import Protocol
 
 from load_tests.routing.machines import Replica
 from load_tests.routing.plan import MOST_ONGOING, RATES, DayPlan
-from shared.routing.costs import ReplicaLoad, RoutedQuestion, Tier
+from shared.routing.costs import ReplicaLoad, ReplicaRates, RoutedQuestion, Tier
 from shared.routing.decision import RouteDecision
+from shared.routing.rates import MeasuredRates
 from shared.routing.rendezvous import BoundedRendezvous
 from shared.routing.reports import HeldChunks, ReportOutcome, plain
 from shared.routing.router import ReplicaRouter
@@ -95,6 +96,7 @@ class ByChunkCost:
         self.settings = settings or RoutingSettings()
         self._draw = random.Random(plan.seed)
         self.routers = [ReplicaRouter(self.settings, plan.seed + i) for i in range(plan.routers)]
+        self._rates, self._rates_off = MeasuredRates(), plan.rates_off
         self._last: tuple[ReplicaRouter, RouteDecision, str] | None = None
 
     @property
@@ -102,7 +104,14 @@ class ByChunkCost:
         return len(self.routers)
 
     def changed(self, replicas: Mapping[str, Replica]) -> None:
-        known = [FleetReplica(name, replica.node.node_id, RATES) for name, replica in replicas.items()]
+        self._rates.set_replicas({name: replica.node.node_id for name, replica in replicas.items()})
+        for name in replicas:
+            measured = random.Random(name).uniform(1 - self._rates_off, 1 + self._rates_off)
+            self._rates.tell(name, _times(measured, RATES), 0.0)
+        known = [
+            FleetReplica(name, replicas[name].node.node_id, rates)
+            for name, rates in self._rates.expected(0.0).items()
+        ]
         for router in self.routers:
             router.set_replicas(known)
 
@@ -136,6 +145,15 @@ class ByChunkCost:
             total.misses += router.counts.misses
             total.route_stale += router.counts.route_stale
         return total
+
+
+def _times(factor: float, rates: ReplicaRates) -> ReplicaRates:
+    return ReplicaRates(
+        {tier: factor * ms for tier, ms in rates.link_ms.items()},
+        factor * rates.prefill_ms,
+        factor * rates.branch_ms,
+        factor * rates.find_ms,
+    )
 
 
 def _of_ranks(ranks: Sequence[Sequence[Replica]]) -> Replica:

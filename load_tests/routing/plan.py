@@ -49,7 +49,7 @@ class DayPlan:
     flash_share: of questions, those about one subject that nobody asked about before, while there is a crowd.
     lost_share: of nodes, those that vanish at once.
     report_ms: how often holders tell routers; lag_ms: how long that takes to arrive; report_loss: the share
-    that never does.
+    that never does. rates_off: by which share replicas measure their speed wrong, up or down, each for good.
 
     Raises:
         InvalidRequest: names the field and its range.
@@ -73,10 +73,12 @@ class DayPlan:
     report_ms: float = 1_000.0
     lag_ms: float = 200.0
     report_loss: float = 0.005
+    rates_off: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         shares = {"zipf": 4, "novel_share": 1, "flash_share": 1, "lost_share": 0.5, "report_loss": 1}
+        shares["rates_off"] = 0.9
         for name, most in shares.items():
             share = getattr(self, name)
             check_range(name, share, 0 <= share <= most, f"0 to {most}")

@@ -277,3 +277,9 @@ def test_phases_cover_what_they_say() -> None:
     assert DAY.covers(0.25)
     assert not DAY.covers(0.2)
     assert not LOSS.covers(LOSS.end)
+
+
+def test_replicas_that_measure_their_speed_wrong_share_the_day(ways: Mapping[str, Findings]) -> None:
+    wrong = found(run(CHUNKS, TINY.but(rates_off=0.33))[0]).day
+    assert wrong.ttft_p95_ms < 1.2 * ways[CHUNKS.name].day.ttft_p95_ms
+    assert wrong.num_loads < 1.05 * ways[CHUNKS.name].day.num_loads
