@@ -77,11 +77,11 @@ class DayPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        shares = {"zipf": 4, "novel_share": 1, "flash_share": 1, "lost_share": 0.5, "report_loss": 1}
-        shares["rates_off"] = 0.9
+        shares = dict.fromkeys(("novel_share", "flash_share", "report_loss"), 1.0)
+        shares |= {"zipf": 4, "lost_share": 0.5, "rates_off": 0.9}
         for name, most in shares.items():
             share = getattr(self, name)
-            check_range(name, share, 0 <= share <= most, f"0 to {most}")
+            check_range(name, share, 0 <= share <= most, f"0 to {most:g}")
         for name in ("replicas_per_node", "chunks_per_question", "question_tokens", "num_questions"):
             check_range(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
         check_range("num_replicas", self.num_replicas, self.num_replicas >= 2, "2 or more")

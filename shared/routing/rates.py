@@ -7,6 +7,7 @@ then, look slow for good.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from statistics import median_low
 
@@ -45,11 +46,11 @@ class MeasuredRates:
         fresh = {name: rates for name, (rates, at_ms) in self._told.items() if now_ms - at_ms <= _FRESH_MS}
         told = fresh or {name: rates for name, (rates, _) in self._told.items()}
         usual = _median(told.values()) if told else UNSEEN
-        of_node: dict[str, ReplicaRates] = {}
-        for node in dict.fromkeys(self._nodes.values()):
-            own = [rates for name, rates in told.items() if self._nodes[name] == node]
-            of_node[node] = _of_machine(_median(own), usual) if own else usual
-        return {name: of_node[node] for name, node in self._nodes.items()}
+        by_node: defaultdict[str, list[ReplicaRates]] = defaultdict(list)
+        for name, rates in told.items():
+            by_node[self._nodes[name]].append(rates)
+        of_node = {node: _of_machine(_median(own), usual) for node, own in by_node.items()}
+        return {name: of_node.get(node, usual) for name, node in self._nodes.items()}
 
 
 def _median(told: Collection[ReplicaRates]) -> ReplicaRates:
