@@ -16,7 +16,7 @@ from shared.routing.decision import RouteDecision
 from shared.routing.noticeboard import lane_key
 from shared.routing.rates import MeasuredRates
 from shared.routing.rendezvous import BoundedRendezvous
-from shared.routing.reports import HeldChunks, ReportOutcome, read_report
+from shared.routing.reports import HeldChunks, ReportOutcome, read_report, told_age_ms
 from shared.routing.router import ReplicaRouter
 from shared.routing.settings import FleetReplica, RoutingSettings
 from shared.wire.routed import routed_of
@@ -109,10 +109,10 @@ class ReplicaChoice:
                 continue
             report = read_report(message)
             self._follow(known, report, outcome)
-            replica_id, age_ms = report.lane.holder, notice.get("age_ms")
+            replica_id = report.lane.holder
             if isinstance(load, Mapping):
-                age_ms = age_ms if isinstance(age_ms, int | float) and age_ms >= 0 else 0.0
-                self._router.load_reported(replica_id, load, now_ms, min(age_ms, self._settings.lease_ms))
+                age_ms = min(told_age_ms(notice), self._settings.lease_ms)
+                self._router.load_reported(replica_id, load, now_ms, age_ms)
             if replica_id in self._nodes and (told := _rates_of(notice.get("rates"))) is not None:
                 measured |= self._rates.tell(replica_id, told, now_ms)
         if measured:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 
@@ -25,8 +26,9 @@ Notice = dict[str, object]
 
 class ResidencyTeller:
     """``stats``: the engine's; ``bytes_per_token``: of its KV. ``work_ms``: for how long a request keeps
-    others waiting, lately. ``send``: brings a notice to the agent and returns whether it follows what was
-    told there before; raises ``Unavailable``. ``epoch``: see ``HeldJournal``."""
+    others waiting, lately, asked where the engine does not measure what a token takes. ``send``: brings a
+    notice to the agent and returns whether it follows what was told there before; raises ``Unavailable``.
+    ``epoch``: see ``HeldJournal``."""
 
     def __init__(
         self,
@@ -36,10 +38,11 @@ class ResidencyTeller:
         bytes_per_token: int,
         work_ms: Callable[[], float],
         send: Callable[[Notice], Awaitable[bool]],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._journal = HeldJournal(LaneName(replica_id, Tier.RESIDENT), epoch)
         self._stats, self._bytes_per_token, self._send = stats, bytes_per_token, send
-        self._work_ms = work_ms
+        self._work_ms, self._clock = work_ms, clock
         self._names = ComparedNames(self._journal)
         self._whole = True  # what was told last may not have arrived
 
@@ -73,18 +76,23 @@ class ResidencyTeller:
             await asyncio.sleep(period_s)
 
     def _beside(self, stats: EngineStats) -> Mapping[str, object]:
-        """Says how busy it and its links are and, as far as it has seen any, how fast."""
+        """Says how busy it and its links are and, as far as it has seen any, how fast; ``age_ms``: how long
+        ago that was so, as a long step may be under way."""
         byte_ms = {tier: seconds * 1e3 for tier, seconds in stats.read_s.items() if tier in LINKS}
         loading = dict(_loading(stats.loading_bytes, byte_ms))
-        load = ReplicaLoad(stats.waiting * self._work_ms(), busy_ms(loading.items()), stats.running)
         rates: dict[str, object] = {}
-        if stats.compute_s is not None:
-            rates["prefill_ms"] = stats.compute_s * 1e3
+        if stats.compute_s is None:
+            wait_ms = stats.waiting * self._work_ms()
+        else:
+            rates["prefill_ms"] = prefill_ms = stats.compute_s * 1e3
+            wait_ms = stats.tokens_ahead * prefill_ms
+        load = ReplicaLoad(min(wait_ms, MOST_MS), busy_ms(loading.items()), stats.running)
         if stats.find_s is not None:
             rates["find_ms"] = stats.find_s * 1e3
         if byte_ms:
             rates["link_ms"] = {tier: ms * self._bytes_per_token for tier, ms in byte_ms.items()}
-        return {"load": plain_load(load), "loading": loading, "rates": rates}
+        age_ms = max(0.0, self._clock() - stats.at_s) * 1e3
+        return {"load": plain_load(load), "loading": loading, "rates": rates, "age_ms": age_ms}
 
 
 def _loading(num_bytes: Mapping[str, int], byte_ms: Mapping[str, float]) -> Iterator[tuple[str, float]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -263,6 +264,7 @@ class Engine:
         self._prefills.start_chunks()
         self._steps.start_placed()
         self._steps.obey()
+        self._tell_ahead()
         ran = self._steps.run()
         self._stats = snapshot(
             self._requests,
@@ -341,6 +343,11 @@ class Engine:
     def _cancel(self, request_id: str) -> None:
         if job := self._requests.get(request_id):
             self._endings.fail(job, Cancelled("the request was cancelled"))
+
+    def _tell_ahead(self) -> None:
+        """A pass that prefills may take long."""
+        if tokens_ahead := self._requests.num_to_prefill:
+            self._stats = replace(self._stats, at_s=time.monotonic(), tokens_ahead=tokens_ahead)
 
     def _on_loader(self, event: FirstLayer | Loaded, load: ChunkLoad, job: ContextJob) -> None:
         """On a loader's thread. The pass that waits for these very chunks is not disturbed by them."""

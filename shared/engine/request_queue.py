@@ -64,6 +64,12 @@ class RequestQueue:
     def num_waiting(self) -> int:
         return len(self.waiting) + len(self.waiting_prefills)
 
+    @property
+    def num_to_prefill(self) -> int:
+        """Tokens of questions that are computed before those of one that comes now."""
+        jobs = (*self.waiting, *self.running)
+        return sum(job.num_to_prefill for job in jobs if not (job.idle or job.request.idle))
+
     def private_bytes(self) -> int:
         """Of private KV, what those that run take, or are about to."""
         return sum(job.demand().private_bytes for job in self.running)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +15,9 @@ from shared.engine.request_queue import RequestQueue
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot. ``resident_chunk_ids``: least recently used first. ``used_bytes``: of resident KV that
+    """A snapshot. ``at_s``: when, an instant of ``time.monotonic()``. ``tokens_ahead``: of questions, those
+    that are computed before another one's; during a step this is as of its beginning, all else as of the
+    step before. ``resident_chunk_ids``: least recently used first. ``used_bytes``: of resident KV that
     requests refer to; ``capacity_bytes``: of KV that may be resident. ``num_pauses``, ``num_steps``: since
     the start, and ``drafts`` and ``late``. ``compute_s``: that a token's KV took lately, ``find_s``: that the
     chunks of a request took to be found, ``read_s``: that a byte of KV took from each tier; None, or not in
@@ -22,6 +25,8 @@ class EngineStats:
     it is not found yet. ``conversation_bytes``: of kept KV of earlier turns, ``conversation_chunk_ids``: what
     it stands on; ``conversations``: since the start."""
 
+    at_s: float = 0.0
+    tokens_ahead: int = 0
     resident_chunk_ids: tuple[str, ...] = ()
     resident_bytes: int = 0
     private_bytes: int = 0
@@ -55,6 +60,8 @@ def snapshot(
     branches = [branch for job in requests.admitted() for branch in job.branches()]
     reading = ((tier, read.mean) for tier, read in late.estimates.reading.items())
     return EngineStats(
+        at_s=time.monotonic(),
+        tokens_ahead=requests.num_to_prefill,
         resident_chunk_ids=cache.chunk_ids(),
         resident_bytes=cache.num_bytes,
         private_bytes=sum(branch.segment.num_bytes for branch in branches),

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from shared.routing.costs import MOST_MS, Tier
+from shared.routing.reports import told_age_ms
 
 LINKS: Mapping[str, str] = {
     Tier.MEMORY.value: "memory",
@@ -32,7 +33,7 @@ def with_shared_links(notices: Sequence[Notice]) -> list[Notice]:
     milliseconds each tier is busy for them (``loading``). Their ``loading_ms`` becomes that of all of them
     together, as of when each was told. What makes no sense counts nothing."""
     left_ms = busy_ms(
-        (tier, max(0.0, loading_ms - _age_ms(notice)))
+        (tier, max(0.0, loading_ms - told_age_ms(notice)))
         for notice in notices
         for tier, loading_ms in _loading(notice)
     )
@@ -44,7 +45,7 @@ def _with_links(notice: Notice, left_ms: float) -> Notice:
     load = told.get("load")
     if not isinstance(load, Mapping):
         return told
-    loading_ms = min(left_ms + _age_ms(notice), MOST_MS) if left_ms else 0.0
+    loading_ms = min(left_ms + told_age_ms(notice), MOST_MS) if left_ms else 0.0
     return told | {"load": dict(load) | {"loading_ms": loading_ms}}
 
 
@@ -56,8 +57,3 @@ def _loading(notice: Notice) -> Iterator[tuple[str, float]]:
         number = isinstance(left_ms, int | float) and not isinstance(left_ms, bool)
         if isinstance(tier, str) and tier in LINKS and number and 0 <= left_ms <= MOST_MS:  # no NaN is
             yield tier, left_ms
-
-
-def _age_ms(notice: Notice) -> float:
-    age_ms = notice.get("age_ms")
-    return age_ms if isinstance(age_ms, int | float) and age_ms >= 0 else 0.0

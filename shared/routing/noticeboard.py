@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from shared.errors import InvalidRequest
 from shared.routing.costs import ChunkKey
-from shared.routing.reports import HeldChunks, LaneName, plain, read_report
+from shared.routing.reports import HeldChunks, LaneName, plain, read_report, told_age_ms
 
 MOST_CHANGES = 16_384
 """Remembered of a lane; a router that has missed more gets a snapshot."""
@@ -67,14 +67,14 @@ class NoticeBoard:
 
     def since(self, known: Known, now_ms: float) -> list[dict[str, object]]:
         """For one router: of every holder that is not silent what it has not seen, or all where that is not
-        known any more. ``age_ms``: how long ago the holder said it."""
+        known any more. ``age_ms``: how long ago what the holder says of itself was so."""
         for lane in [lane for lane, one in self._notices.items() if now_ms - one.told_ms > self._lease_ms]:
             del self._notices[lane]
         return [
             {
                 **notice.beside,
                 "report": plain(self._report(lane, notice, known)),
-                "age_ms": max(0.0, now_ms - notice.told_ms),
+                "age_ms": told_age_ms(notice.beside) + max(0.0, now_ms - notice.told_ms),
             }
             for lane, notice in self._notices.items()
         ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shared.errors import InvalidRequest
 from shared.generation.ranges import check_range
-from shared.routing.costs import MOST_KEYS, ChunkKey, ReplicaLoad, Tier
+from shared.routing.costs import MOST_KEYS, MOST_MS, ChunkKey, ReplicaLoad, Tier
 
 HELD_TIERS = (Tier.RESIDENT, Tier.MEMORY, Tier.DISK)
 """Those that somebody reports: a replica its engine's, a node the other two."""
@@ -139,6 +139,12 @@ def read_load(message: Mapping[str, object], age_ms: float) -> ReplicaLoad:
     if not isinstance(wait_ms, int | float) or not isinstance(loading_ms, int | float):
         raise InvalidRequest("wait_ms, loading_ms: a replica says for how many milliseconds it is busy")
     return ReplicaLoad(wait_ms, loading_ms, branches, age_ms)  # type: ignore[arg-type]  # it checks
+
+
+def told_age_ms(notice: Mapping[str, object]) -> float:
+    """Returns how long ago what a notice says was so; 0 where it does not say, or nonsense."""
+    age_ms = notice.get("age_ms")
+    return min(age_ms, MOST_MS) if isinstance(age_ms, int | float) and age_ms >= 0 else 0.0
 
 
 def _keys(name: str, value: object) -> frozenset[ChunkKey]:

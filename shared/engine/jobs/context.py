@@ -249,6 +249,14 @@ class ContextJob(Job):
             return Demand(count, private * self.host.spec.kv_bytes_per_token)
         return Demand(count, sum(branch.segment.num_bytes for branch in self.branches()))
 
+    @property
+    def num_to_prefill(self) -> int:
+        """Tokens that it has still to compute before it answers, or goes on to; chunks not counted."""
+        if not self.started:
+            return self.num_own() + num_private(self.request)
+        pending = (len(owner.branch.pending) for owner in (*self.questions, *self.growing))
+        return sum(num_pending for num_pending in pending if num_pending > 1)
+
     def num_own(self) -> int:
         """Tokens of the prompt behind the context."""
         return sum(map(len, self.request.questions))

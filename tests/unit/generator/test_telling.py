@@ -58,7 +58,7 @@ class Held:
 
 
 def teller(agent: Agent, stats: Held) -> ResidencyTeller:
-    return ResidencyTeller("r0", 1, stats, 10, lambda: 200.0, agent.send)
+    return ResidencyTeller("r0", 1, stats, 10, lambda: 200.0, agent.send, clock=lambda: 100.0)
 
 
 def keys(ids: Iterable[str]) -> set[int]:
@@ -108,13 +108,23 @@ def test_it_says_how_busy_and_how_fast_it_is() -> None:
     asyncio.run(telling.tell())
     assert agent.sent[0]["rates"] == {}
     read_s = {"disk": 1e-5, "floppy": 1.0}
-    stats.stats = EngineStats(waiting=3, running=2, compute_s=0.001, find_s=0.02, read_s=read_s)
+    stats.stats = EngineStats(
+        at_s=99.8, tokens_ahead=300, running=2, compute_s=0.001, find_s=0.02, read_s=read_s
+    )
     asyncio.run(telling.tell())
     load, rates = agent.sent[1]["load"], agent.sent[1]["rates"]
-    assert isinstance(load, dict)
-    assert load["wait_ms"] == pytest.approx(600, rel=0.01)
-    assert load["branches"] == 2
+    assert load == {"wait_ms": pytest.approx(300), "loading_ms": 0.0, "branches": 2}
+    assert agent.sent[1]["age_ms"] == pytest.approx(200), "a pass has been under way for so long"
     assert rates == {"prefill_ms": 1.0, "find_ms": 20.0, "link_ms": {"disk": pytest.approx(0.1)}}
+
+
+def test_who_does_not_measure_counts_those_that_wait() -> None:
+    agent, stats = Agent(), Held()
+    stats.stats = EngineStats(tokens_ahead=300, waiting=3)
+    asyncio.run(teller(agent, stats).tell())
+    load = agent.sent[0]["load"]
+    assert isinstance(load, dict)
+    assert load["wait_ms"] == pytest.approx(600)
 
 
 def test_it_says_for_how_long_links_bring_what_it_asked_for() -> None:

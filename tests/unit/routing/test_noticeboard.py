@@ -37,6 +37,13 @@ def test_who_has_seen_nothing_gets_all_and_who_has_seen_all_gets_a_renewal() -> 
     assert report_of(again) == HeldChunks(LANE, 1, 3, base_seq=3)
 
 
+def test_what_was_old_when_it_was_told_is_older_when_it_is_read() -> None:
+    board = NoticeBoard(LEASE_MS)
+    assert board.told(notice(HeldChunks(LANE, 1, 3), age_ms=150.0), 10)
+    assert [told["age_ms"] for told in board.since({}, 30)] == [170]
+    assert board.since({}, 10 + LEASE_MS), "it has said something since"
+
+
 def test_each_router_is_answered_from_where_it_stands() -> None:
     board = NoticeBoard(LEASE_MS)
     board.told(notice(HeldChunks(LANE, 1, 1, frozenset({1}))), 0)
