@@ -85,15 +85,17 @@ def printed(measurements: Iterable[Measurement]) -> list[Measurement]:
     return found
 
 
-def exit_code(name: str, errors: Console, measure: Callable[[], None]) -> int:
-    """Runs what goes on where it ended: 0 measured, 2 wrong input, 130 interrupted."""
+def exit_code(name: str, errors: Console, measure: Callable[[], None], keeps_answers: bool = False) -> int:
+    """Runs it: 0 measured, 2 wrong input, 130 interrupted. ``keeps_answers``: has the option ``--answers``
+    and goes on from there."""
     try:
         measure()
     except KvquiltError as error:
         errors.print(f"{name}: {error.detail}", style="red", soft_wrap=True)
         return 2
     except KeyboardInterrupt:
-        errors.print("interrupted; with --answers the same command goes on from here")
+        again = "; with --answers the same command goes on from here" if keeps_answers else ""
+        errors.print(f"interrupted{again}")
         return 130
     return 0
 

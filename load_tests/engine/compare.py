@@ -259,30 +259,28 @@ def compare_disk(case: Case, runs: Runs) -> Measurement:
 
 
 def compare_sharing(crowd: Crowd, rates: Rates, runs: int) -> Iterator[Measurement]:
-    """One resident copy for all requests, against a copy each."""
-    case, shared = crowd.case, crowd.num_chunks - crowd.num_own
+    """One resident copy for all requests, against a copy each; how many times faster it could be at the
+    machine's limits, whichever of arithmetic, which is the same for both, and bytes takes longer."""
+    shared = crowd.num_chunks - crowd.num_own
     say(f"{crowd.num_requests} requests that share {shared} of {crowd.num_chunks} chunks")
     with Worker(CrowdEngine, crowd, True) as together, Worker(CrowdEngine, crowd, False) as apart:
         ours, theirs = in_turn(
             (runs, lambda: together.call(CrowdEngine.run)), (runs, lambda: apart.call(CrowdEngine.run))
         )
-    stored = crowd.bytes_of(crowd.num_unique)
-    limit = crowd.num_requests / rates.limit_s(
-        crowd.num_requests * case.shape.flops(1, case.context),
-        case.shape.bytes_read(0) + stored + crowd.private_bytes(case.decode / 2),
-    )
+    step_s, apart_s = crowd.step_limit_s(True, rates), crowd.step_limit_s(False, rates)
     yield measured(
         "sharing_throughput",
         [result.tokens_per_s for result in ours],
         "token/s",
         better="higher",
         baseline=[result.tokens_per_s for result in theirs],
-        limit=limit,
+        limit=crowd.num_requests / step_s,
     )
+    yield measured("sharing_throughput_bound", [apart_s / step_s], "x", better="higher")
     yield measured(
         "sharing_bytes",
         [result.held_bytes for result in ours],
         "byte",
         baseline=[result.held_bytes for result in theirs],
-        limit=stored + crowd.private_bytes(1),
+        limit=crowd.bytes_of(crowd.num_copies(True)) + crowd.private_bytes(1),
     )

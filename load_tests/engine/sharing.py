@@ -17,6 +17,7 @@ from shared.generation.asked import Chunk, GenerateRequest
 from shared.generation.told import TokenEvent
 from shared.measuring.asking import AskedTogether, random_ids
 from shared.measuring.case import Case
+from shared.measuring.rates import Rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,10 @@ class Crowd:
     def num_chunks(self) -> int:
         return len(self.case.chunk_lens)
 
-    @property
-    def num_unique(self) -> int:
+    def num_copies(self, shared: bool) -> int:
+        """Of chunks, as many as must be resident."""
+        if not shared:
+            return self.num_requests * self.num_chunks
         return self.num_chunks + (self.num_requests - 1) * self.num_own
 
     def bytes_of(self, num_chunks: int) -> int:
@@ -42,6 +45,13 @@ class Crowd:
     def private_bytes(self, num_generated: float) -> float:
         """Of all requests' own KV, when each has generated so many tokens."""
         return self.num_requests * (self.case.question + num_generated) * self.case.shape.kv_bytes_per_token
+
+    def step_limit_s(self, shared: bool, rates: Rates) -> float:
+        """Of a step in which all decode, on average half decoded."""
+        shape = self.case.shape
+        stored, private = self.bytes_of(self.num_copies(shared)), self.private_bytes(self.case.decode / 2)
+        flops = self.num_requests * shape.flops(1, self.case.context)
+        return rates.limit_s(flops, shape.bytes_read(0) + stored + private)
 
     def requests(self, shared: bool) -> list[GenerateRequest]:
         return [self._request(number, shared) for number in range(self.num_requests)]
@@ -72,10 +82,9 @@ class CrowdEngine:
 
     def __init__(self, crowd: Crowd, shared: bool) -> None:
         self._requests = crowd.requests(shared)
-        copies = crowd.num_unique if shared else crowd.num_requests * crowd.num_chunks
         self._engine = crowd.case.build_engine(
             HostKv(crowd.case.shape, crowd.case.chunk_len, crowd.case.device),
-            resident_bytes=2 * crowd.bytes_of(copies),
+            resident_bytes=2 * crowd.bytes_of(crowd.num_copies(shared)),
             max_running_branches=max(64, crowd.num_requests),
         )
 

@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         torch.set_num_threads(args.threads)
         _measure(args, console, errors)
 
-    return exit_code("quality", errors, measure)
+    return exit_code("quality", errors, measure, keeps_answers=True)
 
 
 def _measure(args: argparse.Namespace, console: Console, errors: Console) -> None:

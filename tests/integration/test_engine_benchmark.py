@@ -302,10 +302,19 @@ def test_requests_that_share_chunks_hold_each_chunk_once() -> None:
     # decodes long enough that none has ended when all have begun
     case = Case(TINY, context=4 * 8, question=4, decode=400, chunk_len=8, prefix=0, threads=1)
     crowd = Crowd(case, num_requests=3, num_own=1)
-    throughput, held = compare_sharing(crowd, RATES, 1)
+    throughput, bound, held = compare_sharing(crowd, RATES, 1)
     assert (throughput.name, held.name) == ("sharing_throughput", "sharing_bytes")
     private = held.value - crowd.bytes_of(3 + 3)
     assert held.baseline == crowd.bytes_of(3 * 4) + private
+    assert bound.value == crowd.step_limit_s(False, RATES) / crowd.step_limit_s(True, RATES)
+
+
+def test_sharing_can_win_nothing_where_arithmetic_takes_longer_than_bytes() -> None:
+    crowd = Crowd(Case(TINY, context=4 * 8, question=4, chunk_len=8, prefix=0, threads=1), 3, 1)
+    slow, fast = (Rates(1.0, 1e30), Rates(1e30, 1.0))
+    assert crowd.step_limit_s(False, slow) == crowd.step_limit_s(True, slow) > 0
+    more = crowd.step_limit_s(False, fast) - crowd.step_limit_s(True, fast)
+    assert more == pytest.approx(crowd.bytes_of(3 * 4 - (3 + 3)))
 
 
 def test_the_command_says_what_it_cannot_do(capsys: pytest.CaptureFixture[str]) -> None:
