@@ -44,11 +44,15 @@ measured, with 95 % intervals, and whether hits decay meanwhile. For a quiet mac
 
   python -m load_tests.routing real --json build/routing-real.json       in less than six minutes
   python -m load_tests.routing real --smoke                              whether it runs
+  python -m load_tests.routing real --rounds 2                           there and back: a machine that drifts
   python -m load_tests.routing real --replicas 4                    together they hold what is asked about
   python -m load_tests.routing real --model smollm2 --subjects 12        KV that takes time to load"""
 
 REAL = RealPlan()
-_REAL_NUMBERS = ("subjects", "pool_share", "zipf", "novel_share", "steady", "novel", "rate")
+_REAL_NUMBERS = (
+    *("subjects", "chunk_tokens", "pool_share", "zipf", "novel_share"),
+    *("rounds", "steady", "novel", "rate"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -146,7 +146,7 @@ def gains(ours: WayRun, other: WayRun) -> Gains:
 
 def flatness(run: WayRun) -> Flatness:
     of_phase = [a for a in run.answers if a.question.phase == NOVEL and not a.question.novel]
-    hits = np.array([a.hit_share for a in sorted(of_phase, key=lambda a: a.question.number)])
+    hits = np.array([a.hit_share for a in sorted(of_phase, key=lambda a: a.question.place)])
     middle = len(hits) // 2
     rng = np.random.default_rng(0)
     halves = [

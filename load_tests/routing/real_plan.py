@@ -7,7 +7,9 @@ the questions is about documents that nobody asked about before, and nobody will
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from load_tests.service.loads import zipf_weights
@@ -23,8 +25,10 @@ class RealPlan:
     working set. pool_share: of it, what a replica's engine holds.
     zipf: exponent of how often subjects are asked about. novel_share: of the second phase's questions, those
     about something else.
-    warm, steady, novel: questions of each phase; the first ones come as fast as they are answered, and are
-    not counted. rate: the others per second, as a Poisson process.
+    rounds: how often each way is measured, every second time in the reverse order, so that a machine that
+    becomes slower or faster meets all alike.
+    warm, steady, novel: questions of each phase of a round; the first ones come as fast as they are answered,
+    and are not counted. rate: the others per second, as a Poisson process.
     num_generated: tokens of an answer.
 
     Raises:
@@ -39,6 +43,7 @@ class RealPlan:
     pool_share: float = 0.25
     zipf: float = 0.9
     novel_share: float = 0.25
+    rounds: int = 1
     warm: int = 48
     steady: int = 120
     novel: int = 80
@@ -55,6 +60,7 @@ class RealPlan:
             ("pool_share", 0.01, 1),
             ("zipf", 0, 4),
             ("novel_share", 0, 1),
+            ("rounds", 1, 100),
             ("warm", 0, 100_000),
             ("steady", 8, 100_000),
             ("novel", 8, 100_000),
@@ -75,28 +81,33 @@ SMOKE = RealPlan(subjects=6, chunks=8, warm=6, steady=16, novel=16)
 
 @dataclass(frozen=True, slots=True)
 class PlannedQuestion:
-    """``document``: its number; those from ``subjects`` on are novel."""
+    """``number``: among all; ``place``: in its round. ``document``: its number; those from ``subjects`` on
+    are novel."""
 
     number: int
+    place: int
     phase: str
     document: int
     novel: bool
 
 
-def planned(plan: RealPlan) -> list[PlannedQuestion]:
-    """The same for every way of choosing."""
-    draw = random.Random(plan.seed)
+def planned(plan: RealPlan) -> list[list[PlannedQuestion]]:
+    """By round; the same for every way of choosing."""
+    draw, novel_documents = random.Random(plan.seed), itertools.count(plan.subjects)
     weights = zipf_weights(plan.subjects, plan.zipf)
     phases = [WARM] * plan.warm + [STEADY] * plan.steady + [NOVEL] * plan.novel
-    questions: list[PlannedQuestion] = []
-    document = plan.subjects
-    for number, phase in enumerate(phases):
+
+    def question(number: int, place: int, phase: str) -> PlannedQuestion:
         novel = phase == NOVEL and draw.random() < plan.novel_share
-        about = document if novel else draw.choices(range(plan.subjects), weights)[0]
-        document += novel
-        questions.append(PlannedQuestion(number, phase, about, novel))
-    return questions
+        about = next(novel_documents) if novel else draw.choices(range(plan.subjects), weights)[0]
+        return PlannedQuestion(number, place, phase, about, novel)
+
+    numbers = itertools.count()
+    return [
+        [question(next(numbers), place, phase) for place, phase in enumerate(phases)]
+        for _ in range(plan.rounds)
+    ]
 
 
-def num_documents(questions: list[PlannedQuestion], plan: RealPlan) -> int:
-    return plan.subjects + sum(question.novel for question in questions)
+def num_documents(rounds: Iterable[Iterable[PlannedQuestion]], plan: RealPlan) -> int:
+    return plan.subjects + sum(question.novel for questions in rounds for question in questions)

@@ -8,9 +8,9 @@ import shutil
 import tempfile
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from cluster.sizing.decoder import read_decoder
 from load_tests.benchmark import say
 from load_tests.pasted.documents import prose
 from load_tests.routing.real_findings import WAYS, WayRun, way_runs
-from load_tests.routing.real_plan import PlannedQuestion, RealPlan, num_documents, planned
+from load_tests.routing.real_plan import WARM, PlannedQuestion, RealPlan, num_documents, planned
 from load_tests.service.arrivals import poisson
 from load_tests.service.demo_cluster import terminated_like_interrupted
 from load_tests.service.driver import Driver, OnToken
@@ -57,20 +57,31 @@ def run_all(plan: RealPlan, console: Console) -> dict[str, WayRun]:
     Raises:
         KvquiltError: a stack did not start, or a document could not be ingested.
     """
-    questions, samples, told = planned(plan), dict[str, list[Sample]](), dict[str, dict[str, float]]()
+    rounds, samples = planned(plan), dict[str, list[Sample]]()
+    told: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     scratch = Path(tempfile.mkdtemp(prefix="kvquilt-routing-"))
     try:
         with terminated_like_interrupted():
-            for way in WAYS:
-                with _stack(plan, way, scratch / "data", console) as state:
-                    if way == WAYS[0]:
-                        asyncio.run(_ingest(plan, num_documents(questions, plan), state))
-                    say(f"{way}: {len(questions)} questions to {plan.replicas} replicas")
-                    samples[way] = asyncio.run(_ask_all(plan, questions, state.target))
-                    told[way] = _counted(state.http)
+            for number, questions in enumerate(rounds):
+                for way in reversed(WAYS) if number % 2 else WAYS:
+                    with _stack(plan, way, scratch / "data", console) as state:
+                        if not samples:
+                            asyncio.run(_ingest(plan, num_documents(rounds, plan), state))
+                        say(f"{way}: {len(questions)} questions to {plan.replicas} replicas")
+                        asked = asyncio.run(_ask_all(plan, questions, state.target))
+                        samples.setdefault(way, []).extend(_of_round(number, asked, plan))
+                        for name, value in _counted(state.http).items():
+                            told[way][name] += value
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return way_runs(questions[plan.warm :], samples, told, len(_prompts(plan).prefix_ids))
+    counted = [question for questions in rounds for question in questions if question.phase != WARM]
+    return way_runs(counted, samples, told, len(_prompts(plan).prefix_ids))
+
+
+def _of_round(number: int, samples: Iterable[Sample], plan: RealPlan) -> list[Sample]:
+    """Of a round's samples, that count its questions, ones that count those of all."""
+    before = number * (plan.steady + plan.novel)
+    return [replace(sample, index=before + sample.index) for sample in samples]
 
 
 @contextmanager
@@ -143,7 +154,7 @@ async def _ask_all(plan: RealPlan, questions: Sequence[PlannedQuestion], target:
 
         await asyncio.gather(*map(warm, range(plan.warm)))
         driver = Driver(lambda index, on_token: asking.ask(plan.warm + index, on_token), _MOST_IN_FLIGHT)
-        return await driver.run(poisson(plan.rate, plan.steady + plan.novel, plan.seed))
+        return await driver.run(poisson(plan.rate, plan.steady + plan.novel, plan.seed + questions[0].number))
 
 
 async def _ingest(plan: RealPlan, count: int, state: StackState) -> None:

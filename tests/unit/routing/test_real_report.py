@@ -36,7 +36,7 @@ from shared.errors import InvalidRequest
 from shared.generation.told import Timings, Usage
 
 PLAN = RealPlan()
-QUESTIONS = planned(PLAN)
+(QUESTIONS,) = planned(PLAN)
 Hits = Callable[[PlannedQuestion, random.Random], float]
 
 
@@ -57,24 +57,35 @@ def often(share: float) -> Hits:
 
 
 def test_every_way_is_asked_the_same_and_subjects_by_a_zipf_law() -> None:
-    assert planned(PLAN) == QUESTIONS
-    assert planned(dataclasses.replace(PLAN, seed=1)) != QUESTIONS
+    assert planned(PLAN) == [QUESTIONS]
+    assert planned(dataclasses.replace(PLAN, seed=1)) != [QUESTIONS]
     assert [q.number for q in QUESTIONS] == list(range(PLAN.warm + PLAN.steady + PLAN.novel))
     about = [q.document for q in QUESTIONS if not q.novel]
     assert about.count(0) > 3 * about.count(PLAN.subjects - 1)
     assert max(about) < PLAN.subjects
 
 
+def test_rounds_ask_other_questions_of_the_same_kind() -> None:
+    plan = dataclasses.replace(PLAN, rounds=3)
+    rounds = planned(plan)
+    assert rounds[0] == QUESTIONS
+    assert [q.place for q in rounds[2]] == [q.place for q in QUESTIONS]
+    assert [q.number for questions in rounds for q in questions] == list(range(3 * len(QUESTIONS)))
+    assert [q.document for q in rounds[1] if not q.novel] != [q.document for q in QUESTIONS if not q.novel]
+    novel = [q.document for questions in rounds for q in questions if q.novel]
+    assert novel == list(range(PLAN.subjects, num_documents(rounds, plan))), "each asked about once"
+
+
 def test_what_is_novel_is_asked_about_once_and_in_the_last_phase() -> None:
     novel = [q for q in QUESTIONS if q.novel]
     assert {q.phase for q in novel} == {NOVEL}
-    assert [q.document for q in novel] == list(range(PLAN.subjects, num_documents(QUESTIONS, PLAN)))
+    assert [q.document for q in novel] == list(range(PLAN.subjects, num_documents([QUESTIONS], PLAN)))
     assert len(novel) == pytest.approx(PLAN.novel * PLAN.novel_share, abs=8)
 
 
 def test_what_was_loaded_or_computed_beside_its_loading_is_no_hit() -> None:
     prefix, chunks = 10, 100
-    about = [PlannedQuestion(number, STEADY, document=number // 3, novel=False) for number in range(6)]
+    about = [PlannedQuestion(number, number, STEADY, number // 3, novel=False) for number in range(6)]
 
     def sample(number: int, reused: int, loaded: int) -> Sample:
         usage = Usage(prefix + chunks + 5, prefix + reused, chunks - reused + 5, 4, loaded_tokens=loaded)
@@ -177,7 +188,7 @@ def test_the_report_names_what_the_targets_go_by() -> None:
     assert [column.header for column in real_table(runs, PLAN).columns][-1] == "stale chunks"
 
 
-@pytest.mark.parametrize("field", ["replicas", "subjects", "pool_share", "zipf", "rate", "steady"])
+@pytest.mark.parametrize("field", ["replicas", "subjects", "pool_share", "zipf", "rate", "steady", "rounds"])
 def test_what_makes_no_sense_is_refused_by_name(field: str) -> None:
     for value in (-1, float("nan")):
         with pytest.raises(InvalidRequest, match=f"^{field}: "):
