@@ -119,7 +119,9 @@ class Machines:
 
     def serve(self, question: RoutedQuestion, replica: Replica, now_ms: float) -> Served:
         start_ms = max(now_ms, replica.free_ms)
-        prefill_ms = question.num_tokens * RATES.prefill_ms
+        beside_ms, behind_ms = question.num_tokens * RATES.prefill_ms, 0.0
+        if replica.ongoing:  # it begins when all is there, and others do meanwhile
+            beside_ms, behind_ms = behind_ms, beside_ms
         loaded_ms, tiers = now_ms, list[Tier]()
         for chunk in question.chunks:
             ready_ms = replica.pool.use(chunk.key)
@@ -127,15 +129,16 @@ class Machines:
                 tiers.append(Tier.RESIDENT if ready_ms <= now_ms else Tier.ARRIVING)
                 loaded_ms = max(loaded_ms, ready_ms)
                 continue
-            tier, ready_ms = self._bring(chunk, replica, now_ms, start_ms + prefill_ms)
+            tier, ready_ms = self._bring(chunk, replica, now_ms, start_ms + beside_ms)
             if tier is Tier.COMPUTED:
-                prefill_ms = ready_ms - start_ms
+                beside_ms = ready_ms - start_ms
             loaded_ms = max(loaded_ms, ready_ms)
             tiers.append(tier)
             replica.pool.put(chunk.key, ready_ms)
-        replica.free_ms = start_ms + prefill_ms
+        replica.free_ms = start_ms + beside_ms + behind_ms
         pressure_ms = replica.ongoing * RATES.branch_ms
-        return Served(max(start_ms + prefill_ms, loaded_ms) + pressure_ms, tuple(tiers))
+        prefilled_ms = max(start_ms + beside_ms, loaded_ms) + behind_ms
+        return Served(prefilled_ms + pressure_ms, tuple(tiers))
 
     def holders(self) -> Iterator[HeldKv]:
         """All that tell what they hold."""

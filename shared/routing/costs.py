@@ -1,7 +1,10 @@
-"""Estimates what an answer costs at one replica, in milliseconds: waiting, then loading and prefill side by
-side, then the pressure of what decodes there.
+"""Estimates what an answer costs at one replica, in milliseconds: waiting and loading side by side, then
+prefill, then the pressure of what decodes there.
 
-    cost = wait + max(Σ missing bytes per link ÷ the link's rate, prefill of what must be computed) + pressure
+    cost = max(wait, Σ missing bytes per link ÷ the link's rate) + prefill of what must be computed + pressure
+
+An engine that has something else to do begins with a question when all its chunks are there; one that has not
+begins with their first layers, so that loading and prefill go side by side as well.
 
 What is missing is loaded or, where nobody waits for the engine, computed, a chunk with what is missing of its
 chain, so that both sides end as early as they can: computing is a miss's upper bound, and an engine without
@@ -134,8 +137,9 @@ class ReplicaLoad:
 @dataclass(frozen=True, slots=True)
 class ReplicaCost:
     """``tiers``: where each of the question's chunks would come from, in its order. ``backlog_ms``: for how
-    long the links bring what others asked for. ``loads_ms``, ``prefill_ms``: for how long they and the engine
-    are busy with this question, side by side; ``loaded_ms``: when what it waits for is there.
+    long the links bring what others asked for, after the engine's turn comes. ``loads_ms``, ``prefill_ms``:
+    for how long they and the engine are busy with this question; ``loaded_ms``: when what it waits for is
+    there.
 
     ``work_ms``: what it adds to what is done there, ``delay_ms``: what it waits for others and until chunks
     are found, which both together are ``total_ms``."""
@@ -147,19 +151,13 @@ class ReplicaCost:
     loaded_ms: float
     prefill_ms: float
     pressure_ms: float
+    work_ms: float
+    total_ms: float
     tiers: tuple[Tier, ...] = field(repr=False)
-
-    @property
-    def work_ms(self) -> float:
-        return max(self.loads_ms, self.prefill_ms)
 
     @property
     def delay_ms(self) -> float:
         return self.total_ms - self.work_ms
-
-    @property
-    def total_ms(self) -> float:
-        return self.wait_ms + max(self.loaded_ms, self.prefill_ms) + self.pressure_ms
 
 
 def replica_cost(
@@ -174,10 +172,9 @@ def replica_cost(
     it."""
     misses: list[tuple[float, float]] = []
     own_ms, arriving_ms = question.num_tokens * rates.prefill_ms, 0.0
-    backlog_ms = max(0.0, load.loading_ms - load.wait_ms)  # links go on while a question waits
     for chunk, tier, more in zip(question.chunks, tiers, chain_tokens, strict=True):
         if tier is Tier.ARRIVING:
-            arriving_ms = backlog_ms
+            arriving_ms = load.loading_ms
         elif tier is not Tier.RESIDENT:
             computed_ms = (chunk.num_tokens + more) * rates.prefill_ms
             if tier is Tier.COMPUTED:
@@ -185,23 +182,30 @@ def replica_cost(
             else:
                 misses.append((chunk.num_tokens * rates.link_ms[tier], computed_ms))
     found_ms = 0.0 if all(tier in IN_ENGINE for tier in tiers) else rates.find_ms
-    begins_ms, not_loaded_ms = max(backlog_ms, found_ms), max(arriving_ms, found_ms)
-    loaded_ms, prefill_ms = begins_ms if misses else not_loaded_ms, own_ms
+    begins_ms, not_loaded_ms = max(load.loading_ms, found_ms), max(arriving_ms, found_ms)
+    loaded_ms, behind_ms = begins_ms if misses else not_loaded_ms, own_ms
+    beside_ms = 0.0  # what the engine computes while links load, ``behind_ms``: when they have
+    if load.wait_ms == 0 and load.branches == 0:
+        beside_ms, behind_ms = own_ms, 0.0
     if load.wait_ms > 0:
         loaded_ms += sum(load_ms for load_ms, _ in misses)
     elif misses:
-        loaded_ms, prefill_ms = balanced(misses, loaded_ms, own_ms)
-        all_computed_ms = own_ms + sum(compute_ms for _, compute_ms in misses)
-        if max(not_loaded_ms, all_computed_ms) < loaded_ms:  # who loads nothing does not queue for links
-            loaded_ms, prefill_ms, misses = not_loaded_ms, all_computed_ms, []
+        all_beside_ms = beside_ms + sum(compute_ms for _, compute_ms in misses)
+        loaded_ms, beside_ms = balanced(misses, loaded_ms, beside_ms)
+        if max(not_loaded_ms, all_beside_ms) < loaded_ms:  # who loads nothing does not queue for links
+            loaded_ms, beside_ms, misses = not_loaded_ms, all_beside_ms, []
+    loads_ms = loaded_ms - begins_ms if misses else 0.0
+    pressure_ms = load.branches * rates.branch_ms
     return ReplicaCost(
         replica_id,
         load.wait_ms,
-        backlog_ms,
-        loaded_ms - begins_ms if misses else 0.0,
+        max(0.0, load.loading_ms - load.wait_ms),
+        loads_ms,
         loaded_ms,
-        prefill_ms,
-        load.branches * rates.branch_ms,
+        beside_ms + behind_ms,
+        pressure_ms,
+        max(loads_ms, beside_ms) + behind_ms,
+        max(load.wait_ms, loaded_ms, beside_ms) + behind_ms + pressure_ms,
         tuple(tiers),
     )
 

@@ -55,7 +55,7 @@ class RouteDecision:
             return
         yield (
             f"{cost.total_ms:.1f} ms: waiting {cost.wait_ms:.1f}, "
-            f"loading {cost.loaded_ms:.1f} beside prefill {cost.prefill_ms:.1f}, "
+            f"loading {cost.loaded_ms:.1f}, prefill {cost.prefill_ms:.1f}, "
             f"held up by answers {cost.pressure_ms:.1f}"
         )
         if cost.tiers:

@@ -29,6 +29,7 @@ RATES = ReplicaRates(
 )
 FARTHER = [Tier.RESIDENT, Tier.MEMORY, Tier.DISK, Tier.PEER, Tier.OBJECTS, Tier.COMPUTED]
 TIMES = st.floats(0, 1e5)
+COUNTS = st.integers(0, 2)
 
 
 def cost(
@@ -47,8 +48,23 @@ def test_what_is_resident_costs_the_prefill_of_the_question() -> None:
     assert cost([Tier.RESIDENT] * 3).total_ms == pytest.approx(10)
 
 
-def test_a_short_load_hides_behind_the_prefill() -> None:
+def test_a_load_hides_behind_the_prefill_of_an_engine_that_has_nothing_else_to_do() -> None:
     assert cost([Tier.MEMORY]).total_ms == pytest.approx(10)
+    answering = cost([Tier.MEMORY], ReplicaLoad(branches=1))
+    loads_ms = 50 / 11  # what takes 5 to load, or 50 to compute, both at once
+    assert (answering.total_ms, answering.work_ms) == pytest.approx((loads_ms + 10 + 2, loads_ms + 10))
+
+
+def test_a_load_hides_behind_what_one_waits_for() -> None:
+    assert cost([Tier.DISK], ReplicaLoad(wait_ms=30)).total_ms == pytest.approx(30 + 10)
+    assert cost([Tier.OBJECTS], ReplicaLoad(wait_ms=30)).total_ms == pytest.approx(100 + 10)
+
+
+def test_an_engine_that_answers_computes_beside_loading_and_the_question_then() -> None:
+    idle, answering = (cost([Tier.OBJECTS], ReplicaLoad(branches=branches)) for branches in (0, 1))
+    assert idle.total_ms == pytest.approx(40)  # 0.4 of 100 are loaded while 10 + 0.6 of 50 are computed
+    assert answering.total_ms == pytest.approx(100 / 3 + 10 + 2)
+    assert (answering.loads_ms, answering.prefill_ms) == pytest.approx((100 / 3, 100 / 3 + 10))
 
 
 def test_what_is_nowhere_is_computed_with_its_chain() -> None:
@@ -79,7 +95,7 @@ def test_who_waits_for_what_arrives_queues_for_links_even_where_the_rest_is_comp
 def test_waiting_and_decoding_come_on_top() -> None:
     load = ReplicaLoad(wait_ms=30, loading_ms=70, branches=4)
     assert cost([Tier.RESIDENT], load).total_ms == pytest.approx(30 + 10 + 8)
-    assert cost([Tier.ARRIVING], load).total_ms == pytest.approx(70 + 8)  # it loads while one waits
+    assert cost([Tier.ARRIVING], load).total_ms == pytest.approx(70 + 10 + 8)  # it loads while one waits
 
 
 def test_finding_chunks_goes_on_while_links_are_busy_and_keeps_no_link_busy() -> None:
@@ -87,11 +103,11 @@ def test_finding_chunks_goes_on_while_links_are_busy_and_keeps_no_link_busy() ->
 
     def loading(backlog_ms: float, *tiers: Tier) -> tuple[float, float]:
         question = RoutedQuestion(tuple(WantedChunk(i, 500) for i in range(len(tiers))), num_tokens=0)
-        load = ReplicaLoad(wait_ms=1, loading_ms=backlog_ms + 1)
+        load = ReplicaLoad(wait_ms=1, loading_ms=backlog_ms)
         found = replica_cost("r", question, tiers, [0] * len(tiers), rates, load)
-        return found.total_ms - 1, found.loads_ms
+        return found.total_ms, found.loads_ms
 
-    assert loading(0, Tier.RESIDENT) == pytest.approx((0, 0))
+    assert loading(0, Tier.RESIDENT) == pytest.approx((1, 0))
     assert loading(0, Tier.MEMORY) == pytest.approx((45, 5))
     assert loading(0, Tier.MEMORY, Tier.RESIDENT, Tier.MEMORY) == pytest.approx((50, 10))
     assert loading(30, Tier.MEMORY) == pytest.approx((45, 5))
@@ -125,13 +141,22 @@ def test_nothing_is_cheaper_because_a_chunk_is_farther_away(
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from(FARTHER), max_size=5), TIMES, TIMES, TIMES, TIMES, TIMES)
+@given(st.lists(st.sampled_from(FARTHER), max_size=5), *[st.just(0.0) | TIMES] * 5, COUNTS, COUNTS)
 def test_nothing_is_cheaper_where_one_waits_longer(
-    tiers: list[Tier], wait: float, loading: float, longer: float, later: float, find: float
+    tiers: list[Tier],
+    wait: float,
+    loading: float,
+    longer: float,
+    later: float,
+    find: float,
+    branches: int,
+    more: int,
 ) -> None:
-    before = cost(tiers, ReplicaLoad(wait, loading), find_ms=find)
-    after = cost(tiers, ReplicaLoad(wait + longer, loading + later), find_ms=find)
+    before = cost(tiers, ReplicaLoad(wait, loading, branches), find_ms=find)
+    after = cost(tiers, ReplicaLoad(wait + longer, loading + later, branches + more), find_ms=find)
     assert after.total_ms >= before.total_ms - 1e-6
+    assert before.delay_ms >= -1e-6
+    assert before.total_ms >= before.loaded_ms
 
 
 @settings(deadline=None)
