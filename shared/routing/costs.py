@@ -183,10 +183,9 @@ def replica_cost(
                 misses.append((chunk.num_tokens * rates.link_ms[tier], computed_ms))
     found_ms = 0.0 if all(tier in IN_ENGINE for tier in tiers) else rates.find_ms
     begins_ms, not_loaded_ms = max(load.loading_ms, found_ms), max(arriving_ms, found_ms)
-    loaded_ms, behind_ms = begins_ms if misses else not_loaded_ms, own_ms
-    beside_ms = 0.0  # what the engine computes while links load, ``behind_ms``: when they have
-    if load.wait_ms == 0 and load.branches == 0:
-        beside_ms, behind_ms = own_ms, 0.0
+    loaded_ms = begins_ms if misses else not_loaded_ms
+    # what the engine computes while links load, and when they have
+    beside_ms, behind_ms = (0.0, own_ms) if load.wait_ms > 0 or load.branches > 0 else (own_ms, 0.0)
     if load.wait_ms > 0:
         loaded_ms += sum(load_ms for load_ms, _ in misses)
     elif misses:
