@@ -78,14 +78,16 @@ class ReplicaPressure:
         self._latency_s += latency_s
         self._num_answered += 1
 
-    def signals(self, waiting: int, share: float = 0.0) -> dict[str, float]:
+    def signals(self, waiting: int, share: float = 0.0, ahead_ms: float = 0.0) -> dict[str, float]:
         """Since the last call. ``waiting``: requests that have not begun; ``share``: of the places for
-        requests that run at once."""
+        requests that run at once; ``ahead_ms``: of work that is known, also that of
+        requests that run and have not answered yet."""
         now = self._clock()
         latency_s = self._latency_s / self._num_answered if self._num_answered else 0.0
         load = min(max(share, self._worked_s / max(now - self._since, 1e-3)), 1.0)
         self._since, self._worked_s, self._latency_s, self._num_answered = now, 0.0, 0.0, 0
-        return asdict(ReplicaSignals(waiting * self.work_ms, latency_s * 1e3, load))
+        queued_ms = max(waiting * self.work_ms, ahead_ms)
+        return asdict(ReplicaSignals(queued_ms, latency_s * 1e3, load))
 
 
 def wanted_replicas(

@@ -270,7 +270,8 @@ class Generator:
     def signals(self) -> dict[str, float]:
         """For autoscaling (``shared.scaling``), since they were asked for last."""
         stats = self._engine.stats()
-        return self._pressure.signals(stats.waiting, stats.running / self.config.engine.max_running_branches)
+        share = stats.running / self.config.engine.max_running_branches
+        return self._pressure.signals(stats.waiting, share, stats.ahead_ms or 0.0)
 
     async def hottest(self) -> tuple[HotChunk, ...]:
         """Those of the resident chunks that most requests used, as many as another replica is warmed with."""

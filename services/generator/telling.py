@@ -80,13 +80,11 @@ class ResidencyTeller:
         ago that was so, as a long step may be under way."""
         byte_ms = {tier: seconds * 1e3 for tier, seconds in stats.read_s.items() if tier in LINKS}
         loading = dict(_loading(stats.loading_bytes, byte_ms))
-        rates: dict[str, object] = {}
-        if stats.compute_s is None:
-            wait_ms = stats.waiting * self._work_ms()
-        else:
-            rates["prefill_ms"] = prefill_ms = stats.compute_s * 1e3
-            wait_ms = stats.tokens_ahead * prefill_ms
+        wait_ms = stats.waiting * self._work_ms() if stats.ahead_ms is None else stats.ahead_ms
         load = ReplicaLoad(min(wait_ms, MOST_MS), busy_ms(loading.items()), stats.running)
+        rates: dict[str, object] = {}
+        if stats.compute_s is not None:
+            rates["prefill_ms"] = stats.compute_s * 1e3
         if stats.find_s is not None:
             rates["find_ms"] = stats.find_s * 1e3
         if byte_ms:

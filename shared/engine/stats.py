@@ -47,6 +47,12 @@ class EngineStats:
     conversation_chunk_ids: tuple[str, ...] = ()
     conversations: ConversationCounts = field(default_factory=ConversationCounts)
 
+    @property
+    def ahead_ms(self) -> float | None:
+        """For how long, as of ``at_s``, the next question waits for others to be computed; None: not known
+        yet."""
+        return None if self.compute_s is None else self.tokens_ahead * self.compute_s * 1e3
+
 
 def snapshot(
     requests: RequestQueue,

@@ -115,6 +115,14 @@ def test_signals_are_of_the_time_since_they_were_asked_for() -> None:
     assert pressure.signals(0, share=0.25) == {"queued_ms": 0.0, "latency_ms": 0.0, "load": 0.25}
 
 
+def test_requests_that_run_and_have_not_answered_keep_others_waiting() -> None:
+    pressure = ReplicaPressure(lambda: 0.0)
+    assert pressure.signals(0, ahead_ms=800.0)["queued_ms"] == 800.0
+    for _ in range(200):
+        pressure.worked(0.1)
+    assert pressure.signals(9, ahead_ms=800.0)["queued_ms"] == pytest.approx(900.0)
+
+
 def test_a_busy_replica_is_full_at_most() -> None:
     pressure = ReplicaPressure(lambda: 0.0)
     pressure.worked(100.0)
