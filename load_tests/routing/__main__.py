@@ -14,6 +14,7 @@ from rich.table import Table
 
 from load_tests.benchmark import exit_code, json_option, new_parser, option, printed, say
 from load_tests.plot import write_plot
+from load_tests.routing import real_simulated
 from load_tests.routing.breaks import breaks
 from load_tests.routing.choosers import CHUNKS, WAYS, ByChunkCost
 from load_tests.routing.findings import Findings, found, measurements, verdict
@@ -112,8 +113,9 @@ def _measure(args: argparse.Namespace, console: Console) -> None:
     plan = replace(SMOKE if args.smoke else REAL, **given)
     runs = run_all(plan, Console(stderr=True, highlight=False))
     console.print(real_table(runs, plan))
-    results = printed(real_measurements(runs, plan))
-    for said in real_verdict(runs):
+    simulated = real_simulated.compared(plan, runs)
+    results = printed((*real_measurements(runs, plan), *real_simulated.measurements(simulated)))
+    for said in (*real_verdict(runs), *map(str, simulated)):
         console.print(said, soft_wrap=True)
     if args.json is not None:
         write_report(args.json, results, {"plan": asdict(plan)})

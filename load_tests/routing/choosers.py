@@ -92,8 +92,10 @@ class ByChunkCost:
     """Ours. Every question goes through one of several routers, which know of each other's decisions only by
     what replicas tell; of a rank Serve takes the shortest queue that is not full."""
 
-    def __init__(self, plan: DayPlan, settings: RoutingSettings | None = None) -> None:
-        self.settings = settings or RoutingSettings()
+    def __init__(
+        self, plan: DayPlan, rates: ReplicaRates = RATES, settings: RoutingSettings | None = None
+    ) -> None:
+        self.settings, self._true = settings or RoutingSettings(), rates
         self._draw = random.Random(plan.seed)
         self.routers = [ReplicaRouter(self.settings, plan.seed + i) for i in range(plan.routers)]
         self._rates, self._rates_off = MeasuredRates(), plan.rates_off
@@ -107,7 +109,7 @@ class ByChunkCost:
         self._rates.set_replicas({name: replica.node.node_id for name, replica in replicas.items()})
         for name in replicas:
             measured = random.Random(name).uniform(1 - self._rates_off, 1 + self._rates_off)
-            self._rates.tell(name, _times(measured, RATES), 0.0)
+            self._rates.tell(name, _times(measured, self._true), 0.0)
         known = [
             FleetReplica(name, replicas[name].node.node_id, rates)
             for name, rates in self._rates.expected(0.0).items()

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from load_tests.routing.plan import RATES, DayPlan
-from load_tests.routing.workload import chunks_before
+from load_tests.routing.plan import DayPlan
+from load_tests.routing.workload import Scenario, scenario_of
 from shared.routing.costs import ChunkKey, ReplicaLoad, RoutedQuestion, Tier, WantedChunk
 from shared.routing.journal import HeldJournal
 from shared.routing.reports import LaneName
@@ -88,15 +88,16 @@ class Served:
 class Machines:
     """A ``place`` is where a replica runs; the one that follows another there has a name of its own."""
 
-    def __init__(self, plan: DayPlan) -> None:
-        self._plan, self._draw = plan, random.Random(plan.seed)
+    def __init__(self, plan: DayPlan, scenario: Scenario | None = None) -> None:
+        scenario = scenario or scenario_of(plan)
+        self._plan, self._rates, self._draw = plan, scenario.rates, random.Random(plan.seed)
         self._on_disks: Counter[ChunkKey] = Counter()
         self._num_started: Counter[int] = Counter()
         self.nodes: list[SimulatedNode] = []
         for i in range(plan.num_nodes):
             journal = HeldJournal(LaneName(f"n{i}", Tier.DISK), 1)
             self.nodes.append(SimulatedNode(f"n{i}", HeldKv(plan.disk_chunks, journal, self._left_disk)))
-        self._fill_disks(plan)
+        self._fill_disks(plan, scenario.before)
         self.replicas: dict[str, Replica] = {}
         for place in range(plan.num_replicas):
             self.start(place)
@@ -119,7 +120,7 @@ class Machines:
 
     def serve(self, question: RoutedQuestion, replica: Replica, now_ms: float) -> Served:
         start_ms = max(now_ms, replica.free_ms)
-        beside_ms, behind_ms = question.num_tokens * RATES.prefill_ms, 0.0
+        beside_ms, behind_ms = question.num_tokens * self._rates.prefill_ms, 0.0
         if replica.ongoing:  # it begins when all is there, and others do meanwhile
             beside_ms, behind_ms = behind_ms, beside_ms
         loaded_ms, tiers = now_ms, list[Tier]()
@@ -136,7 +137,7 @@ class Machines:
             tiers.append(tier)
             replica.pool.put(chunk.key, ready_ms)
         replica.free_ms = start_ms + beside_ms + behind_ms
-        pressure_ms = replica.ongoing * RATES.branch_ms
+        pressure_ms = replica.ongoing * self._rates.branch_ms
         prefilled_ms = max(start_ms + beside_ms, loaded_ms) + behind_ms
         return Served(prefilled_ms + pressure_ms, tuple(tiers))
 
@@ -165,10 +166,10 @@ class Machines:
         else:
             tier = Tier.PEER if self._on_disks[chunk.key] else Tier.OBJECTS
         link = node.link(tier)
-        takes_ms = chunk.num_tokens * RATES.link_ms[tier] * self._draw.lognormvariate(0, _SPREAD)
+        takes_ms = chunk.num_tokens * self._rates.link_ms[tier] * self._draw.lognormvariate(0, _SPREAD)
         ready_ms = max(now_ms, link.free_ms, on_disk_ms or 0.0) + takes_ms
         chain = sum(tokens for key, tokens in chunk.chain if key not in replica.pool.ready_ms)
-        computed_ms = prefilled_ms + (chunk.num_tokens + chain) * RATES.prefill_ms
+        computed_ms = prefilled_ms + (chunk.num_tokens + chain) * self._rates.prefill_ms
         if replica.free_ms <= now_ms and computed_ms < ready_ms:
             return Tier.COMPUTED, computed_ms
         link.free_ms = ready_ms
@@ -177,9 +178,8 @@ class Machines:
             node.disk.put(chunk.key, ready_ms)
         return tier, ready_ms
 
-    def _fill_disks(self, plan: DayPlan) -> None:
-        """With what a day of questions left that went to any node."""
-        questions = chunks_before(plan)
+    def _fill_disks(self, plan: DayPlan, questions: Iterable[Sequence[WantedChunk]]) -> None:
+        """With what questions left that went to any node."""
         most = 4 * plan.num_nodes * plan.disk_chunks // plan.chunks_per_question
         for i, chunks in zip(range(most), questions, strict=False):
             disk = self.nodes[i % plan.num_nodes].disk

@@ -50,6 +50,7 @@ class DayPlan:
     lost_share: of nodes, those that vanish at once.
     report_ms: how often holders tell routers; lag_ms: how long that takes to arrive; report_loss: the share
     that never does. rates_off: by which share replicas measure their speed wrong, up or down, each for good.
+    rolls: whether every replica is restarted.
 
     Raises:
         InvalidRequest: names the field and its range.
@@ -74,6 +75,7 @@ class DayPlan:
     lag_ms: float = 200.0
     report_loss: float = 0.005
     rates_off: float = 0.0
+    rolls: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:

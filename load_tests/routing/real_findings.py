@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from load_tests.routing.real_plan import NOVEL, STEADY, PlannedQuestion, RealPlan
 from load_tests.service.sample import Sample
+from shared.generation.told import Timings
 from shared.measuring.report import Better, Measurement, times_better
 
 OURS, DEFAULT, RENDEZVOUS = "chunks", "queue", "rendezvous"
@@ -30,11 +31,16 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True, slots=True)
 class RealAnswer:
     """``hit_share``: of its chunks' tokens, those that were in the replica's memory. ``ttft_ms``: since it
-    should have been sent, as its caller saw it."""
+    should have been sent, as its caller saw it; ``timings``: of the engine. ``context_tokens``: of its
+    chunks; ``loaded_tokens``, ``own_tokens``: loaded for it, and computed whatever is held."""
 
     question: PlannedQuestion
     hit_share: float
     ttft_ms: float
+    timings: Timings = field(default_factory=Timings)
+    context_tokens: int = 0
+    loaded_tokens: int = 0
+    own_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +118,10 @@ def way_runs(
                 continue
             usage, num_tokens = sample.reply.usage, max(1, whole[question.document])
             held = usage.reused_tokens - prefix_len - usage.loaded_tokens
-            answers.append(RealAnswer(question, min(1.0, max(0.0, held / num_tokens)), ttft_ms))
+            own = usage.prompt_tokens - prefix_len - num_tokens
+            share, timings = min(1.0, max(0.0, held / num_tokens)), sample.reply.timings
+            tokens = num_tokens, usage.loaded_tokens, own
+            answers.append(RealAnswer(question, share, ttft_ms, timings, *tokens))
         runs[way] = WayRun(answers, failed, told.get(way, {}))
     return runs
 

@@ -13,8 +13,8 @@ from functools import partial
 
 from load_tests.routing.choosers import ReplicaChooser
 from load_tests.routing.machines import HeldKv, Machines, Replica
-from load_tests.routing.plan import DECODE_MS, LOSS, ROLL, DayPlan
-from load_tests.routing.workload import TimedQuestion, arrivals
+from load_tests.routing.plan import LOSS, ROLL, DayPlan
+from load_tests.routing.workload import Scenario, TimedQuestion, scenario_of
 from shared.routing.costs import ReplicaLoad, RoutedQuestion, Tier
 from shared.routing.reports import HeldChunks
 
@@ -46,8 +46,11 @@ class Day:
 
 
 class Simulation:
-    def __init__(self, plan: DayPlan, chooser: ReplicaChooser) -> None:
-        self.machines, self.now_ms = Machines(plan), 0.0
+    """``scenario``: by default, the plan's own."""
+
+    def __init__(self, plan: DayPlan, chooser: ReplicaChooser, scenario: Scenario | None = None) -> None:
+        self._scenario = scenario or scenario_of(plan)
+        self.machines, self.now_ms = Machines(plan, self._scenario), 0.0
         self._plan, self._chooser = plan, chooser
         self._draw = random.Random(plan.seed + 1)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -61,7 +64,7 @@ class Simulation:
     def run(self) -> Day:
         self._chooser.changed(self.machines.replicas)
         self._schedule()
-        for arrival in arrivals(self._plan):
+        for arrival in self._scenario.arrivals:
             self._go_on(arrival.at_ms)
             self._send(arrival)
         self._day.answers = [answer for _, answer in sorted(self._answers.items())]
@@ -78,7 +81,7 @@ class Simulation:
             lost = [i for i in range(plan.num_replicas) if i // plan.replicas_per_node % step == 0]
             self._at(LOSS.begin * plan.day_ms, partial(self._lose, lost))
             self._at(LOSS.end * plan.day_ms, partial(self._start, lost))
-        for place in range(plan.num_replicas):
+        for place in range(plan.num_replicas if plan.rolls else 0):
             share = ROLL.begin + (ROLL.end - ROLL.begin) * place / plan.num_replicas
             self._at(share * plan.day_ms, partial(self._restart, place))
 
@@ -104,7 +107,7 @@ class Simulation:
         ttft_ms = served.first_token_ms - arrival.at_ms
         share = arrival.at_ms / self._plan.day_ms
         self._answers[arrival.number] = SimulatedAnswer(share, question, ttft_ms, served.tiers, decided_s)
-        decoded_ms = self._draw.expovariate(1 / DECODE_MS)
+        decoded_ms = self._draw.expovariate(1 / self._scenario.decode_ms)
         self._at(served.first_token_ms + decoded_ms, partial(self._end, replica, arrival.number))
 
     def _end(self, replica: Replica, number: int) -> None:

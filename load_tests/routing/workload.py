@@ -7,14 +7,22 @@ than others, so that two questions about a subject share chunks and are hardly e
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from load_tests.routing.plan import BLOCK_CHUNKS, CHUNK_TOKENS, FLASH, SUBJECT_CHUNKS, DayPlan
-from shared.routing.costs import ChunkKey, RoutedQuestion, WantedChunk
+from load_tests.routing.plan import (
+    BLOCK_CHUNKS,
+    CHUNK_TOKENS,
+    DECODE_MS,
+    FLASH,
+    RATES,
+    SUBJECT_CHUNKS,
+    DayPlan,
+)
+from shared.routing.costs import ChunkKey, ReplicaRates, RoutedQuestion, WantedChunk
 
 _BATCH = 2_000
 _WITHIN = 0.7  # exponent of how likely a subject's chunks are
@@ -25,6 +33,22 @@ class TimedQuestion:
     number: int
     at_ms: float
     question: RoutedQuestion
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """``arrivals``: questions in order of time; ``before``: chunks of those that were asked before, which
+    disks hold as far as they can. ``rates``: of the machines; ``decode_ms``: how long an answer decodes, its
+    mean."""
+
+    arrivals: Iterable[TimedQuestion]
+    before: Iterable[Sequence[WantedChunk]]
+    rates: ReplicaRates = RATES
+    decode_ms: float = DECODE_MS
+
+
+def scenario_of(plan: DayPlan) -> Scenario:
+    return Scenario(arrivals(plan), chunks_before(plan))
 
 
 def arrivals(plan: DayPlan) -> Iterator[TimedQuestion]:
