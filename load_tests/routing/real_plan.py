@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from load_tests.service.arrivals import poisson
 from load_tests.service.loads import zipf_weights
 from shared.generation.ranges import check_range
 
@@ -107,6 +108,11 @@ def planned(plan: RealPlan) -> list[list[PlannedQuestion]]:
         [question(next(numbers), place, phase) for place, phase in enumerate(phases)]
         for _ in range(plan.rounds)
     ]
+
+
+def instants_s(plan: RealPlan, questions: Sequence[PlannedQuestion]) -> tuple[float, ...]:
+    """At which those of a round come that are counted."""
+    return poisson(plan.rate, plan.steady + plan.novel, plan.seed + questions[0].number)
 
 
 def num_documents(rounds: Iterable[Iterable[PlannedQuestion]], plan: RealPlan) -> int:

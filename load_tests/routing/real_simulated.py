@@ -12,10 +12,9 @@ import numpy as np
 from load_tests.routing.choosers import ByChunkCost, ByRendezvous, ReplicaChooser, ShortestOfTwo
 from load_tests.routing.plan import DayPlan
 from load_tests.routing.real_findings import DEFAULT, OURS, RENDEZVOUS, RealAnswer, WayRun
-from load_tests.routing.real_plan import STEADY, PlannedQuestion, RealPlan, num_documents, planned
+from load_tests.routing.real_plan import STEADY, PlannedQuestion, RealPlan, instants_s, num_documents, planned
 from load_tests.routing.simulator import Simulation
 from load_tests.routing.workload import Scenario, TimedQuestion
-from load_tests.service.arrivals import poisson
 from shared.generation.told import Timings
 from shared.measuring.report import Measurement
 from shared.routing.costs import IN_ENGINE, ReplicaRates, RoutedQuestion, Tier, WantedChunk, chunk_key
@@ -122,9 +121,7 @@ class _AskedAgain:
         """The first questions, which came as they were answered, as fast as the others."""
         plan = self.plan
         warm_s = [number / plan.rate for number in range(plan.warm)]
-        others_s = [
-            plan.warm / plan.rate + at for at in poisson(plan.rate, plan.steady + plan.novel, plan.seed)
-        ]
+        others_s = [plan.warm / plan.rate + at_s for at_s in instants_s(plan, self.questions)]
         for question, at_s in zip(self.questions, warm_s + others_s, strict=True):
             wanted = RoutedQuestion(tuple(documents[question.document]), self.own_tokens)
             yield TimedQuestion(question.number, at_s * 1e3, wanted)

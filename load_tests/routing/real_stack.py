@@ -25,8 +25,7 @@ from cluster.sizing.decoder import read_decoder
 from load_tests.benchmark import say
 from load_tests.pasted.documents import prose
 from load_tests.routing.real_findings import WAYS, WayRun, way_runs
-from load_tests.routing.real_plan import WARM, PlannedQuestion, RealPlan, num_documents, planned
-from load_tests.service.arrivals import poisson
+from load_tests.routing.real_plan import WARM, PlannedQuestion, RealPlan, instants_s, num_documents, planned
 from load_tests.service.demo_cluster import terminated_like_interrupted
 from load_tests.service.driver import Driver, OnToken
 from load_tests.service.loads import reply_of
@@ -154,7 +153,7 @@ async def _ask_all(plan: RealPlan, questions: Sequence[PlannedQuestion], target:
 
         await asyncio.gather(*map(warm, range(plan.warm)))
         driver = Driver(lambda index, on_token: asking.ask(plan.warm + index, on_token), _MOST_IN_FLIGHT)
-        return await driver.run(poisson(plan.rate, plan.steady + plan.novel, plan.seed + questions[0].number))
+        return await driver.run(instants_s(plan, questions))
 
 
 async def _ingest(plan: RealPlan, count: int, state: StackState) -> None:
