@@ -77,7 +77,7 @@ class ResidencyTeller:
 
     def _beside(self, stats: EngineStats) -> Mapping[str, object]:
         """Says how busy it and its links are and, as far as it has seen any, how fast; ``age_ms``: how long
-        ago that was so, as a long step may be under way."""
+        ago that was so. A step that prefills may be long; of an engine that rests all is as it was."""
         byte_ms = {tier: seconds * 1e3 for tier, seconds in stats.read_s.items() if tier in LINKS}
         loading = dict(_loading(stats.loading_bytes, byte_ms))
         wait_ms = stats.waiting * self._work_ms() if stats.ahead_ms is None else stats.ahead_ms
@@ -89,7 +89,7 @@ class ResidencyTeller:
             rates["find_ms"] = stats.find_s * 1e3
         if byte_ms:
             rates["link_ms"] = {tier: ms * self._bytes_per_token for tier, ms in byte_ms.items()}
-        age_ms = max(0.0, self._clock() - stats.at_s) * 1e3
+        age_ms = max(0.0, self._clock() - stats.at_s) * 1e3 if stats.tokens_ahead else 0.0
         return {"load": plain_load(load), "loading": loading, "rates": rates, "age_ms": age_ms}
 
 

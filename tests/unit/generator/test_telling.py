@@ -118,6 +118,13 @@ def test_it_says_how_busy_and_how_fast_it_is() -> None:
     assert rates == {"prefill_ms": 1.0, "find_ms": 20.0, "link_ms": {"disk": pytest.approx(0.1)}}
 
 
+def test_an_engine_that_rests_is_as_it_was() -> None:
+    agent, stats = Agent(), Held()
+    stats.stats = EngineStats(at_s=3.0, compute_s=0.001)
+    asyncio.run(teller(agent, stats).tell())
+    assert agent.sent[0]["age_ms"] == 0.0
+
+
 def test_who_does_not_measure_counts_those_that_wait() -> None:
     agent, stats = Agent(), Held()
     stats.stats = EngineStats(tokens_ahead=300, waiting=3)
