@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
@@ -27,9 +27,8 @@ CHANNEL_OPTIONS = (
 
 # Ray Serve's proxy reports the death of a replica as internal, in Ray's words; gRPC's client a connection
 # that broke in the middle of a call, in its own.
-_DIED = re.compile(
-    r"actor (died|is dead|is (temporarily )?unavailable)|^Internal error from Core$", re.IGNORECASE
-)
+_COULD_NOT_SEND = "Internal error from Core"
+_DIED = re.compile(rf"actor (died|is dead|is (temporarily )?unavailable)|^{_COULD_NOT_SEND}$", re.IGNORECASE)
 _TOO_LARGE = re.compile(r"(Received|Sent) message larger than max \((\d+) vs\. (\d+)\)")
 _NOT_DEPLOYED = re.compile(r"^(Application '[^']*') not found")
 
@@ -99,17 +98,16 @@ class GrpcTransport:
     async def client_stream(
         self, method: str, requests: AsyncIterator[Message], response_type: type[ResponseT], timeout_s: float
     ) -> ResponseT:
-        call = self._callable(self._channel.stream_unary, method, response_type)
-        with _sending(requests) as sent:
-            response: ResponseT = await call(sent, timeout=timeout_s)
+        start = self._callable(self._channel.stream_unary, method, response_type)
+        with _sending(requests, partial(start, timeout=timeout_s)) as call:
+            response: ResponseT = await call
         return response
 
     async def both_streams(
         self, method: str, requests: AsyncIterator[Message], response_type: type[ResponseT], timeout_s: float
     ) -> AsyncGenerator[ResponseT, None]:
-        call = self._callable(self._channel.stream_stream, method, response_type)
-        with _sending(requests) as sent:
-            stream = call(sent, timeout=timeout_s)
+        start = self._callable(self._channel.stream_stream, method, response_type)
+        with _sending(requests, partial(start, timeout=timeout_s)) as stream:
             try:
                 async for response in stream:
                     yield response
@@ -145,9 +143,13 @@ def error_of(error: grpc.aio.AioRpcError) -> errors.KvquiltError:
 
 
 @contextmanager
-def _sending(requests: AsyncIterator[Message]) -> Iterator[AsyncIterator[Message]]:
-    """``requests`` for a call that is made inside, whose failure is that of ``requests`` if these raise."""
+def _sending(
+    requests: AsyncIterator[Message], start: Callable[[AsyncIterator[Message]], Any]
+) -> Iterator[Any]:
+    """The call that ``start`` makes with ``requests``. Its failure is that of ``requests`` if these raise,
+    else what the service said, also if gRPC says in its place that it could not send the next request."""
     failures: list[Exception] = []
+    said: list[grpc.aio.AioRpcError] = []
 
     async def sent() -> AsyncIterator[Message]:
         try:
@@ -157,19 +159,34 @@ def _sending(requests: AsyncIterator[Message]) -> Iterator[AsyncIterator[Message
             failures.append(error)
             raise
 
+    def note(call: Any) -> None:
+        code, details, trailing = map(_result, (call.code(), call.details(), call.trailing_metadata()))
+        if code not in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED):
+            said.append(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details))
+
+    call = start(sent())
+    call.add_done_callback(note)
     try:
-        yield sent()
+        yield call
     except grpc.aio.AioRpcError as error:
-        raise failures[0] if failures else error_of(error) from None
+        told = said[0] if said and error.details() == _COULD_NOT_SEND else error
+        raise failures[0] if failures else error_of(told) from None
     except asyncio.CancelledError:
-        # gRPC cancels the call by itself when ``requests`` raises or the connection breaks while one of them
-        # is sent.
+        # gRPC cancels the call by itself when ``requests`` raises or one of them can no longer be sent.
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise (
-            failures[0] if failures else errors.Unavailable("the connection broke while sending; retry")
-        ) from None
+        broke = errors.Unavailable("the connection broke while sending; retry")
+        raise failures[0] if failures else error_of(said[0]) if said else broke from None
+
+
+def _result(ended: Coroutine[Any, Any, Any]) -> Any:
+    """Of a coroutine that has nothing left to wait for."""
+    try:
+        ended.send(None)
+    except StopIteration as stopped:
+        return stopped.value
+    raise AssertionError("the call has not ended")
 
 
 def _serialize(message: Message) -> bytes:

@@ -9,7 +9,7 @@ from protos.kvquilt.v1 import common_pb2
 from shared.clients.health import HEALTH, ServiceHealth
 from shared.clients.transport import ResponseT, Transport
 from shared.request import RequestContext
-from shared.streams import mapped
+from shared.wire.gathering import taken_apart
 
 ValueT = TypeVar("ValueT")
 
@@ -41,7 +41,7 @@ class ServiceClient:
     ) -> AsyncGenerator[ValueT, None]:
         """``request``: without ``meta``."""
         request.meta.CopyFrom(meta_of(ctx))
-        return mapped(self._transport.stream(method, request, response_type, ctx.remaining_s), value_of)
+        return taken_apart(self._transport.stream(method, request, response_type, ctx.remaining_s), value_of)
 
 
 def meta_of(ctx: RequestContext) -> common_pb2.RequestMeta:
@@ -53,4 +53,5 @@ def meta_of(ctx: RequestContext) -> common_pb2.RequestMeta:
         deadline_ms=max(1, min(int(ctx.remaining_s * 1000), 2**32 - 1)),
         traceparent=ctx.traceparent,
         priority=ctx.priority,
+        stream_interval_ms=ctx.stream_interval_ms,
     )

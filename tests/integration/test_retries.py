@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from protos.kvquilt.v1 import common_pb2, generation_pb2, rag_pb2
+from protos.kvquilt.v1 import common_pb2, generation_pb2, kv_store_pb2, rag_pb2
 from shared.clients.grpc_transport import GrpcTransport
-from shared.errors import DeadlineExceeded, InternalError, KvquiltError, NotFound, Unavailable
+from shared.errors import DeadlineExceeded, InternalError, KvquiltError, NotFound, Overloaded, Unavailable
 
 SERVICE = "kvquilt.v1.Rag"
 
@@ -38,6 +38,16 @@ class Server:
                 await self._fail(context)
             yield rag_pb2.AnswerEvent(token=generation_pb2.GeneratedToken(token_id=n))
 
+    async def put(
+        self, requests: AsyncIterator[kv_store_pb2.PutRequest], context: grpc.aio.ServicerContext
+    ) -> kv_store_pb2.PutResponse:
+        received = 0
+        async for _ in requests:
+            if received == self.after:
+                await self._fail(context)
+            received += 1
+        return kv_store_pb2.PutResponse(existed=True)
+
     async def _fail(self, context: grpc.aio.ServicerContext) -> None:
         self.num_calls += 1
         if self.failures:
@@ -52,6 +62,9 @@ async def connected(server: Server, patience_s: float = math.inf) -> AsyncIterat
         ),
         "Answer": grpc.unary_stream_rpc_method_handler(
             server.answer, rag_pb2.AnswerRequest.FromString, rag_pb2.AnswerEvent.SerializeToString
+        ),
+        "Put": grpc.stream_unary_rpc_method_handler(
+            server.put, kv_store_pb2.PutRequest.FromString, kv_store_pb2.PutResponse.SerializeToString
         ),
     }
     running = grpc.aio.server()
@@ -148,3 +161,20 @@ async def test_an_application_that_is_not_deployed_there_is_unavailable_as_it_is
         server.details = "NOT_FOUND: no document 'a'"
         with pytest.raises(NotFound, match="no document 'a'"):
             await health(transport)
+
+
+async def test_what_ends_an_upload_is_told_also_while_more_of_it_is_sent() -> None:
+    """gRPC's client reports now and then that it could not send, in place of what the service said."""
+    uploads = 200
+
+    async def pieces() -> AsyncIterator[kv_store_pb2.PutRequest]:
+        for _ in range(50):
+            yield kv_store_pb2.PutRequest(data=bytes(1_000_000))
+
+    full = [grpc.StatusCode.RESOURCE_EXHAUSTED] * uploads
+    failing = Server(*full, after=5, details="the tenant has 1 GB of 1 GB")
+    async with connected(failing) as transport:
+        for _ in range(uploads):
+            with pytest.raises(Overloaded, match="1 GB of 1 GB"):
+                await transport.client_stream("Put", pieces(), kv_store_pb2.PutResponse, 30.0)
+        assert (await transport.client_stream("Put", pieces(), kv_store_pb2.PutResponse, 30.0)).existed
