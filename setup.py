@@ -11,9 +11,11 @@ setup(
             [f"{ENGINE}/threads.c", f"{ENGINE}/backends/native.c", f"{ENGINE}/model/linear_kernels.c"],
             depends=[
                 f"{ENGINE}/threads.h",
+                f"{ENGINE}/matrix_units.h",
                 f"{ENGINE}/backends/native_kernels.h",
                 f"{ENGINE}/model/linear_singles.h",
                 f"{ENGINE}/model/linear_exact.h",
+                f"{ENGINE}/model/linear_amx.h",
             ],
             extra_compile_args=["-O3", "-pthread"],
             extra_link_args=["-pthread"],

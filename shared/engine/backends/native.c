@@ -59,12 +59,14 @@ typedef struct {
 #define COLUMNS 2 /* vectors side by side, and … */
 #define STACK 6   /* … rows one above the other that a product keeps in registers */
 #define PAIRS 0
+#define TILES 0
 #include "native_kernels.h"
 #undef NAME
 #undef LANES
 #undef COLUMNS
 #undef STACK
 #undef PAIRS
+#undef TILES
 #pragma GCC pop_options
 
 #pragma GCC push_options
@@ -74,24 +76,42 @@ typedef struct {
 #define COLUMNS 4
 #define STACK 6
 #define PAIRS 1 /* products of bfloat16 take two numbers of each row at a time */
+#define TILES 0
 #include "native_kernels.h"
+#undef NAME
+#undef STACK
+#undef TILES
 #pragma GCC pop_options
 
-static const Kernels *const KERNELS[] = {0, &kernels_avx2, &kernels_avx512};
+#if defined(__linux__) && __GNUC__ > 10 /* Others know no tiles, or ask for them otherwise. */
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
+#include "../matrix_units.h"
+#define NAME(name) name##_amx
+#define STACK TILE_ROWS
+#define TILES 1 /* products of bfloat16 by matrix units */
+#include "native_kernels.h"
+#pragma GCC pop_options
 #else
-static const Kernels *const KERNELS[] = {0, 0, 0};
+static const Kernels kernels_amx;
+static int may_use_matrix_units(void) { return 0; }
+#endif
+
+static const Kernels *const KERNELS[] = {0, &kernels_avx2, &kernels_avx512, &kernels_amx};
+#else
+static const Kernels *const KERNELS[] = {0, 0, 0, 0};
 #endif
 
 /* Of this library's Step: a caller that was compiled from other sources has another one. */
 int64_t kvquilt_step_bytes(void) { return sizeof(Step); }
 
-/* The best kernels that this processor runs: 2 AVX-512 with bfloat16, 1 AVX2, 0 none. */
+/* The best kernels that this processor runs: 3 AMX as well, 2 AVX-512 with bfloat16, 1 AVX2, 0 none. */
 int kvquilt_level(void) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")
         && __builtin_cpu_supports("avx512dq"))
-        return 2;
+        return may_use_matrix_units() ? 3 : 2;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
         return 1;
 #endif

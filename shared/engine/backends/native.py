@@ -23,7 +23,7 @@ from shared.engine.model.spec import ModelSpec
 from shared.errors import ConfigError
 
 LIBRARY = "shared.engine._kernels"
-LEVELS = {1: "AVX2", 2: "AVX-512 with bfloat16"}
+LEVELS = {1: "AVX2", 2: "AVX-512 with bfloat16", 3: "AMX"}
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _MAX_HEAD_DIM = 512  # as in native.c
 
@@ -58,6 +58,7 @@ def library() -> ctypes.CDLL | None:
     if loaded is None:
         return None
     loaded.kvquilt_level.restype = c_int
+    loaded.kvquilt_level()  # asks for the matrix units: without, level 3 is no legal instruction
     loaded.kvquilt_workspace_bytes.restype = c_int64
     loaded.kvquilt_workspace_bytes.argtypes = (c_int, c_int, c_int)
     loaded.kvquilt_run.restype = None

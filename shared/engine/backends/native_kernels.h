@@ -1,4 +1,5 @@
-/* The kernels, for one kind of processor: native.c includes this once for each. NAME, LANES, COLUMNS, STACK and PAIRS say which.
+/* The kernels, for one kind of processor: native.c includes this once for each. NAME, LANES, COLUMNS, STACK, PAIRS and TILES say which;
+ * those with TILES come behind those for AVX-512, which do what no tile does.
  *
  * Both products of attention are C[STACK rows, columns] += A[rows, depth] · B[depth, columns], with numbers of 32 bits: a float, or
  * (PAIRS, bfloat16) two neighbours along the depth. A row's sums never depend on the rows beside it.
@@ -211,12 +212,45 @@ INLINE void NAME(products_of)(const float *a, int64_t row_a, const float *b, int
         NAME(product)(a, row_a, b + n * LANES, row_b, ahead + n * LANES, depth, c + n * LANES, row_c, adds, rows, 1, pairs);
 }
 
+#if TILES
+/* Tiles 0 to 3 are C, 4 is A, 5 and 6 are B; A and C have the rows that they were shaped with. Of pairs, in steps of TILE_ROWS. */
+INLINE void NAME(products)(const float *a, int64_t row_a, const float *b, int64_t row_b, const float *ahead, int depth, float *c,
+                           int64_t row_c, const int adds, int rows, int columns, const int pairs) {
+    __asm__ volatile("" : : : "memory"); /* GCC does not know that tiles are loaded from what was stored. */
+    for (int n = 0; n < columns; n += 4, b += 4 * LANES, c += 4 * LANES, ahead += 4 * LANES) {
+        const int wide = columns - n < 4 ? columns - n : 4;
+#define COLUMN(i, from)                                                 \
+    if (wide > i) {                                                     \
+        _tile_loadd(from, b + k * row_b + i * LANES, 4 * row_b);        \
+        _tile_dpbf16ps(i, 4, from);                                     \
+        for (int line = k; line < ahead_to; line++)                     \
+            __builtin_prefetch(ahead + line * row_b + i * LANES, 0, 2); \
+    }
+#define BEGIN(i)                                                    \
+    if (adds && wide > i) _tile_loadd(i, c + i * LANES, 4 * row_c); \
+    else _tile_zero(i);
+        BEGIN(0) BEGIN(1) BEGIN(2) BEGIN(3)
+        for (int k = 0; k < depth; k += TILE_ROWS) {
+            const int ahead_to = ahead == b ? k : k + TILE_ROWS; /* that is here already */
+            _tile_loadd(4, a + k, 4 * row_a);
+            COLUMN(0, 5) COLUMN(1, 6) COLUMN(2, 5) COLUMN(3, 6)
+        }
+        _tile_stored(0, c, 4 * row_c);
+        if (wide > 1) _tile_stored(1, c + LANES, 4 * row_c);
+        if (wide > 2) _tile_stored(2, c + 2 * LANES, 4 * row_c);
+        if (wide > 3) _tile_stored(3, c + 3 * LANES, 4 * row_c);
+#undef COLUMN
+#undef BEGIN
+    }
+}
+#else
 /* Of STACK rows, of which the first ``rows`` count. */
 INLINE void NAME(products)(const float *a, int64_t row_a, const float *b, int64_t row_b, const float *ahead, int depth, float *c,
                            int64_t row_c, const int adds, int rows, int columns, const int pairs) {
     if (rows <= STACK / 2) NAME(products_of)(a, row_a, b, row_b, ahead, depth, c, row_c, adds, STACK / 2, columns, pairs);
     else NAME(products_of)(a, row_a, b, row_b, ahead, depth, c, row_c, adds, STACK, columns, pairs);
 }
+#endif
 
 #if PAIRS
 /* 16 of the ``rows`` of numbers of 32 bits, 16 of each, transposed. */
@@ -352,7 +386,12 @@ static int64_t NAME(lay_out)(char *workspace, int block_rows, int head_dim, NAME
 
 static int64_t NAME(workspace)(int block_rows, int head_dim) {
     NAME(Room) room;
-    return NAME(lay_out)(0, block_rows, head_dim, &room);
+    const int64_t bytes = NAME(lay_out)(0, block_rows, head_dim, &room);
+#if TILES
+    const int64_t others = workspace_avx512(block_rows, head_dim);
+    return others > bytes ? others : bytes;
+#endif
+    return bytes;
 }
 
 /* What all looks from ``first`` to ``last`` exclude alike, or 0: then each has to be asked for every key. */
@@ -434,6 +473,10 @@ INLINE void NAME(attend_as)(const Step *s, int layer, Rows q, float scale, int i
     NAME(Room) room;
     NAME(lay_out)(workspace, s->block_rows, dim, &room);
     const int wide = room.wide, rows = (num_flat + STACK - 1) / STACK * STACK;
+#if TILES
+    const int high = num_flat < TILE_ROWS ? num_flat : TILE_ROWS;
+    shape_tiles((const int[]){high, high, high, high, high, TILE_ROWS, TILE_ROWS, TILE_ROWS});
+#endif
     for (int i = 0; i < rows; i++) {
         float *to = room.q + (int64_t)i * depth;
         const int flat = facts[1] + (i < num_flat ? i : num_flat - 1), head = kv_head * group + flat % group;
@@ -546,9 +589,16 @@ static void NAME(append)(const Step *s, int layer, Rows k, Rows v, int row, int 
 }
 
 static void NAME(attend)(const Step *s, int layer, Rows q, float scale, int item, int kv_head, char *workspace) {
+#if TILES
+    if (s->dtype == BFLOAT16 && s->head_dim % (2 * TILE_ROWS) == 0) {
+        NAME(attend_as)(s, layer, q, scale, item, kv_head, workspace, BFLOAT16);
+        _tile_release(); /* Nobody saves and restores the registers of who does not use them. */
+    } else attend_avx512(s, layer, q, scale, item, kv_head, workspace);
+#else
 #define CALL(dtype) NAME(attend_as)(s, layer, q, scale, item, kv_head, workspace, dtype)
     BY_TYPE(CALL)
 #undef CALL
+#endif
 }
 
 static void NAME(merge)(const Step *s, void *merged, int row, int head) {

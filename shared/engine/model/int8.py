@@ -15,17 +15,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import pad, silu
 
 from shared.engine.host_memory import HostArena
-from shared.engine.model.linear_kernels import UNIT, LinearKernels, ProductKind, best_level, library
+from shared.engine.model.linear_kernels import (
+    UNIT,
+    LinearKernels,
+    NativeStage,
+    ProductKind,
+    best_level,
+    library,
+)
 from shared.engine.model.rounding import TOLERANCE, relative_error
+from shared.engine.model.rowwise import HALF, alternating, bias_of, parted
 from shared.errors import ConfigError, ModelUnsupported
 
 SCHEME = "int8 per output"
 """In the fingerprint of a model with such weights: another way of rounding them needs another name."""
-MOST_ROWS = 64
-"""For which the kernels are faster than torch's product."""
+MOST_ROWS, MOST_ROWS_IN_TILES = 64, 512
+"""For which the kernels are faster than torch's product: by vectors, and by matrix units."""
 _LARGEST = 127
 _BLOCK_BYTES = 16 << 20
 _INSTEAD = "set engine.weights to exact"
@@ -66,45 +74,47 @@ class Room:
         return self._bytes[:num_bytes].view(dtype).view(num_rows, num_columns)
 
 
-class Int8Linear(torch.nn.Module):
-    """An ``nn.Linear`` with int8 weights, on a CPU. Inference only. A row's result does not depend on the
-    rows beside it while they are at most ``MOST_ROWS``."""
+class _Int8Product(torch.nn.Module):
+    """Multiplies rows with int8 weights, one scale per output, on a CPU. Inference only. A row's result does
+    not depend on the rows beside it while they are at most ``most_rows``."""
 
-    def __init__(self, linear: torch.nn.Linear, room: Room, level: int | None = None) -> None:
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor, room: Room, level: int | None) -> None:
         """``level``: of ``LEVELS``, None for the best one here."""
         super().__init__()
         level = best_level() if level is None else level
-        self._room, self._num_in, self._num_out = room, linear.in_features, linear.out_features
-        self._pairs = level > 1 and linear.weight.dtype is torch.bfloat16
+        self._room, self._num_in = room, weight_OI.shape[1]
+        self._pairs = level > 1 and weight_OI.dtype is torch.bfloat16
         self._kernels = LinearKernels(
             ProductKind.PAIRS_INT8 if self._pairs else ProductKind.SINGLES_INT8, level
         )
-        int8_OI, scale_O = quantised(linear.weight)
-        self._more_in, more_out = -self._num_in % 4, -self._num_out % UNIT
+        self.most_rows = MOST_ROWS_IN_TILES if self._pairs and level > 2 else MOST_ROWS
+        int8_OI, scale_O = quantised(weight_OI)
+        self._more_in, more_out = -self._num_in % 4, -len(scale_O) % UNIT
         self._weight = _packed(pad(int8_OI, (0, self._more_in, 0, more_out)), self._pairs)
         self._scale = pad(scale_O, (0, more_out))
-        bias_O = torch.zeros_like(scale_O) if linear.bias is None else linear.bias.detach().float()
         self._bias = pad(bias_O, (0, more_out))
 
     @property
     def num_bytes(self) -> int:
-        """Of the weight and its scales."""
+        """Of the weights and their scales."""
         return self._weight.nbytes + self._scale.nbytes
 
     def move_weight(self, arena: HostArena) -> None:
         self._weight = arena.moved(self._weight)
 
-    def forward(self, x: Tensor) -> Tensor:
-        dtype = torch.bfloat16 if self._pairs else torch.float32
-        x_RI = x.reshape(-1, self._num_in).to(dtype)
-        out_RO = self._few(x_RI) if len(x_RI) <= MOST_ROWS else self._many(x_RI)
-        return out_RO.to(x.dtype).view(*x.shape[:-1], self._num_out)
+    def _stage(self, num_out: int, x: int, out: int, added_to: int = -1, gated: bool = False) -> NativeStage:
+        pointers = self._weight.data_ptr(), self._scale.data_ptr(), self._bias.data_ptr()
+        return NativeStage(*pointers, self._num_in, num_out, 0.0, gated, x, added_to, out)
 
-    def _few(self, x_RI: Tensor) -> Tensor:
+    def _rows(self, x: Tensor) -> Tensor:
+        """``x`` as the kernels take rows."""
+        return x.reshape(-1, self._num_in).to(torch.bfloat16 if self._pairs else torch.float32)
+
+    def _few(self, x_RI: Tensor, num_out: int, gated: bool = False) -> Tensor:
         x_RI = pad(x_RI, (0, self._more_in)) if self._more_in else x_RI
-        return self._kernels.product(x_RI, self._weight, self._bias, self._num_out, self._scale)
+        return self._kernels.product(x_RI, self._weight, self._bias, num_out, self._scale, gated)
 
-    def _many(self, x_RI: Tensor) -> Tensor:
+    def _many(self, x_RI: Tensor, num_out: int) -> Tensor:
         """A block of outputs after the other."""
         num_in, num_units = self._num_in + self._more_in, len(self._scale) // UNIT
         at_once = max(1, _BLOCK_BYTES // (num_in * UNIT * x_RI.dtype.itemsize))
@@ -116,7 +126,57 @@ class Int8Linear(torch.nn.Module):
             bias_O = self._bias[first * UNIT : (first + units) * UNIT].to(x_RI.dtype)
             blocks.append(torch.addmm(bias_O, x_RI, weight_IO[: self._num_in]))
         whole = blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
-        return whole if whole.shape[1] == self._num_out else whole[:, : self._num_out].contiguous()
+        return whole if whole.shape[1] == num_out else whole[:, :num_out].contiguous()
+
+    def _product(self, x_RI: Tensor, num_out: int) -> Tensor:
+        return (self._few if len(x_RI) <= self.most_rows else self._many)(x_RI, num_out)
+
+
+class Int8Linear(_Int8Product):
+    """An ``nn.Linear``, or several of the same rows as one."""
+
+    def __init__(self, *linears: torch.nn.Linear, room: Room, level: int | None = None) -> None:
+        weight_OI = torch.cat([one.weight.detach() for one in linears])
+        super().__init__(weight_OI, torch.cat([bias_of(one) for one in linears]), room, level)
+        self.num_out = len(weight_OI)
+
+    def stage(self, x: int, out: int, added_to: int = -1) -> NativeStage:
+        """As ``RowwiseLinear.stage``, of a number of inputs that is a multiple of 4."""
+        return self._stage(self.num_out, x, out, added_to)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out_RO = self._product(self._rows(x), self.num_out)
+        return out_RO.to(x.dtype).view(*x.shape[:-1], self.num_out)
+
+
+class Int8Gate(_Int8Product):
+    """silu(gate(x)) · up(x), as ``RowwiseGate``. Needs rows of bfloat16 and level 2."""
+
+    def __init__(
+        self, gate: torch.nn.Linear, up: torch.nn.Linear, *, room: Room, level: int | None = None
+    ) -> None:
+        more_out = -gate.out_features % HALF
+        weight_OI = alternating(*(pad(one.weight.detach(), (0, 0, 0, more_out)) for one in (gate, up)))
+        bias_O = alternating(*(pad(bias_of(one), (0, more_out)) for one in (gate, up)))
+        super().__init__(weight_OI, bias_O, room, level)
+        self.num_out = gate.out_features
+
+    def stage(self, x: int, out: int) -> NativeStage:
+        """As ``Int8Linear.stage``."""
+        return self._stage(self.num_out, x, out, gated=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_RI = self._rows(x)
+        if len(x_RI) <= self.most_rows:
+            inner_RO = self._few(x_RI, self.num_out, gated=True)
+        else:
+            gate_RO, up_RO = self.both(x_RI)
+            inner_RO = silu(gate_RO) * up_RO
+        return inner_RO.view(*x.shape[:-1], self.num_out)
+
+    def both(self, x_RI: Tensor) -> tuple[Tensor, Tensor]:
+        """gate(x) and up(x), each [R, O]."""
+        return parted(self._product(self._rows(x_RI), len(self._bias)), self.num_out)
 
 
 def _packed(int8_OI: Tensor, pairs: bool) -> Tensor:
@@ -129,10 +189,8 @@ def _packed(int8_OI: Tensor, pairs: bool) -> Tensor:
     return parts.permute(0, 4, 1, 2, 5, 3).contiguous().view(torch.int8)
 
 
-def quantise_linears(hf_model: Any) -> None:
-    """Every ``nn.Linear`` of the model is replaced, one after the other, so that little is there twice. A
-    head that shares its weight with the embedding gets one of its own.
-
+def check_int8(hf_model: Any) -> None:
+    """
     Raises:
         ConfigError: there are no kernels for this device or processor, or they do not work here.
         ModelUnsupported: a layer has weights that are no linear layers.
@@ -140,16 +198,11 @@ def quantise_linears(hf_model: Any) -> None:
     _check_device(hf_model.lm_head.weight)
     _check_layers(hf_model)
     _check_kernels(hf_model.lm_head.weight.dtype)
-    room, arena = Room(), HostArena()
-    for owner, name in list(_linears(hf_model)):
-        int8 = Int8Linear(getattr(owner, name), room)
-        int8.move_weight(arena)
-        setattr(owner, name, int8)
 
 
 def int8_bytes(hf_model: Any) -> int:
     """Of all int8 weights of the model, with their scales."""
-    return sum(module.num_bytes for module in hf_model.modules() if isinstance(module, Int8Linear))
+    return sum(module.num_bytes for module in hf_model.modules() if isinstance(module, _Int8Product))
 
 
 def _linears(hf_model: Any) -> Iterator[tuple[torch.nn.Module, str]]:
@@ -193,9 +246,9 @@ def _check_kernels(dtype: torch.dtype) -> None:
     linear = torch.nn.Linear(70, 45, dtype=dtype).requires_grad_(False)
     for parameter in linear.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=draw))
-    ours = Int8Linear(linear, Room())
+    ours = Int8Linear(linear, room=Room())
     round_weights(torch.nn.Sequential(linear))
-    for num_rows in (1, 7, MOST_ROWS + 1):
+    for num_rows in (1, 7, ours.most_rows + 1):
         x_RI = torch.randn(num_rows, 70, generator=draw).to(dtype)
         difference = relative_error(ours(x_RI), linear(x_RI))
         if not difference < TOLERANCE[dtype]:

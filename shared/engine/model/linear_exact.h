@@ -1,4 +1,4 @@
-/* bfloat16 weights, and norms, for AVX-512: linear_kernels.c includes this once. */
+/* What stands behind sums of rows of bfloat16, bfloat16 weights, and norms, for AVX-512: linear_kernels.c includes this once. */
 
 INLINE __m512 exp_of(__m512 x) {
     const __m512 y = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), whole = _mm512_roundscale_ps(y, 0), part = _mm512_sub_ps(y, whole);
@@ -29,6 +29,17 @@ INLINE void store_sum(const Product *p, int64_t at, __m512 y, int64_t left) {
     store_rounded((uint16_t *)p->out + at, y, left);
 }
 
+/* Of 32 outputs of a row, behind scale, bias and gate. */
+INLINE void store_sums(const Product *p, int64_t row, int64_t unit, __m512 first, __m512 second) {
+    const float *scale = p->scale ? p->scale + unit * UNIT : 0, *bias = p->bias + unit * UNIT;
+    const __m512 one = _mm512_set1_ps(1.0f), factor = scale ? _mm512_loadu_ps(scale) : one;
+    const __m512 y = _mm512_fmadd_ps(first, factor, _mm512_loadu_ps(bias));
+    const __m512 z = _mm512_fmadd_ps(second, scale ? _mm512_loadu_ps(scale + 16) : one, _mm512_loadu_ps(bias + 16));
+    const int64_t at = unit * (p->gated ? UNIT / 2 : UNIT), left = p->num_out - at, to = row * p->num_out + at;
+    store_sum(p, to, p->gated ? _mm512_mul_ps(silu(y), z) : y, left);
+    if (!p->gated && left > 16) store_sum(p, to + 16, z, left - 16);
+}
+
 INLINE void exact_tile(const Product *p, int64_t row, const int rows, int64_t unit, const int units) {
     const uint16_t *weight = (const uint16_t *)p->weight + unit * p->num_in * UNIT, *x = (const uint16_t *)p->x + row * p->num_in;
     __m512 sums[MAX_TILE][2];
@@ -45,15 +56,8 @@ INLINE void exact_tile(const Product *p, int64_t row, const int rows, int64_t un
             sums[r][1] = _mm512_dpbf16_ps(sums[r][1], second, both);
         }
     }
-    const __m512 bias[2] = {_mm512_loadu_ps(p->bias + unit * UNIT), _mm512_loadu_ps(p->bias + unit * UNIT + 16)};
-    const int64_t at = unit * (p->gated ? UNIT / 2 : UNIT), left = p->num_out - at;
     UNROLLED
-    for (int r = 0; r < rows; r++) {
-        const __m512 y = _mm512_add_ps(sums[r][0], bias[0]), z = _mm512_add_ps(sums[r][1], bias[1]);
-        const int64_t to = (row + r) * p->num_out + at;
-        store_sum(p, to, p->gated ? _mm512_mul_ps(silu(y), z) : y, left);
-        if (!p->gated && left > 16) store_sum(p, to + 16, z, left - 16);
-    }
+    for (int r = 0; r < rows; r++) store_sums(p, row + r, unit, sums[r][0], sums[r][1]);
 }
 
 static void exact_tiles(const Product *p, int64_t row, int rows, int64_t unit, int units){TILES_OF_12(exact_tile)}

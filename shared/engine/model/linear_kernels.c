@@ -16,9 +16,11 @@
 
 #define UNIT 32
 #define MAX_TILE 12
-#define BLOCK_ROWS 192 /* Rows that a unit meets while it is in a core's cache, and they are. */
+#define BLOCK_ROWS 192         /* Rows that a unit meets while it is in a core's cache, and they are. */
+#define MATRIX_BLOCK (1 << 19) /* Inputs of such rows for matrix units, which are faster: a unit has to meet more rows. */
 
 enum { SINGLES_INT8, PAIRS_INT8, PAIRS_BFLOAT16, NUM_KINDS };
+enum { NUM_LEVELS = 4 };
 
 /* Mirrored by a ctypes.Structure in linear_kernels.py. Scale and bias are padded to whole units. */
 typedef struct {
@@ -27,8 +29,8 @@ typedef struct {
     const float *scale, *bias; /* bfloat16 weights have no scale */
     void *out; /* [rows, outputs] in the type of x */
     int64_t num_rows, num_in, num_out;
-    int32_t num_threads, gated; /* bfloat16 weights alone may be gated; then half of a unit's outputs are outputs */
-    const uint16_t *added_to;   /* [rows, outputs], or none: of bfloat16 weights, what the product is added to; may be out */
+    int32_t num_threads, gated; /* rows of bfloat16 alone may be gated; then half of a unit's outputs are outputs */
+    const uint16_t *added_to;   /* [rows, outputs], or none: of such rows, what the product is added to; may be out */
 } Product;
 
 /* Units [first, first + units) of int8 weights as [inputs, 32 · units], scaled and rounded once. */
@@ -49,11 +51,11 @@ typedef struct {
     int32_t num_threads;
 } Norm;
 
-/* A norm or a product of bfloat16 weights, one of several. Which rows it reads, adds to (−1: none) and writes: places among those of a
+/* A norm or a product of rows of bfloat16, one of several. Which rows it reads, adds to (−1: none) and writes: places among those of a
  * call. The weight of a norm is as wide as its inputs and its outputs. */
 typedef struct {
     const void *weight;
-    const float *bias; /* Norms have none, and thereby are told from products. */
+    const float *scale, *bias; /* Weights with a scale are int8. Norms have no bias, and thereby are told from products. */
     int64_t num_in, num_out;
     float eps;
     int32_t gated, x, added_to, out;
@@ -63,6 +65,8 @@ typedef struct {
     void (*tile)(const Product *, int64_t row, int rows, int64_t unit, int units);
     void (*expand)(const Weights *, int64_t unit);
     int most_rows, most_rows_of_two; /* of a tile, whose sums stay in registers; of one over two units side by side */
+    void (*begin)(int rows); /* of tiles of so many rows; or none */
+    void (*end)(void);
 } Kernels;
 
 #if defined(__x86_64__)
@@ -100,6 +104,14 @@ typedef struct {
 #define TILES TILES_OF_8
 #include "linear_singles.h"
 
+/* The first ``left`` of 16. */
+INLINE void store_rounded(uint16_t *to, __m512 y, int64_t left) {
+    const __mmask16 mask = left < 16 ? (__mmask16)((1 << left) - 1) : (__mmask16)0xffff;
+    _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(y));
+}
+
+#include "linear_exact.h"
+
 /* The bytes of a bfloat16 by the magnitude that it has. */
 typedef struct {
     __m512i low[2], high[2];
@@ -128,12 +140,6 @@ INLINE void to_pairs(const int8_t *from, Bytes t, __m512i pairs[2]) {
     const __m512i high = _mm512_ternarylogic_epi32(unsigned_high, w, _mm512_set1_epi8((char)0x80), 0xf8); /* a | (b & c) */
     pairs[0] = _mm512_unpacklo_epi8(low, high);
     pairs[1] = _mm512_unpackhi_epi8(low, high);
-}
-
-/* The first ``left`` of 16. */
-INLINE void store_rounded(uint16_t *to, __m512 y, int64_t left) {
-    const __mmask16 mask = left < 16 ? (__mmask16)((1 << left) - 1) : (__mmask16)0xffff;
-    _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(y));
 }
 
 INLINE void pair_tile(const Product *p, int64_t row, const int rows, int64_t unit, const int units) {
@@ -165,14 +171,9 @@ INLINE void pair_tile(const Product *p, int64_t row, const int rows, int64_t uni
                 }
         }
     UNROLLED
-    for (int c = 0; c < 2 * units; c++) {
-        const int64_t first = unit * UNIT + 16 * c, left = p->num_out - first;
-        if (left <= 0) break;
-        const __m512 scale = _mm512_loadu_ps(p->scale + first), bias = _mm512_loadu_ps(p->bias + first);
+    for (int u = 0; u < units; u++)
         UNROLLED
-        for (int r = 0; r < rows; r++)
-            store_rounded((uint16_t *)p->out + (row + r) * p->num_out + first, _mm512_fmadd_ps(sums[r][c], scale, bias), left);
-    }
+        for (int r = 0; r < rows; r++) store_sums(p, row + r, unit + u, sums[r][2 * u], sums[r][2 * u + 1]);
 }
 
 static void pair_tiles(const Product *p, int64_t row, int rows, int64_t unit, int units){TILES_OF_8(pair_tile)}
@@ -200,25 +201,36 @@ static void expand_pairs(const Weights *w, int64_t unit) {
         }
 }
 
-#include "linear_exact.h"
 #pragma GCC pop_options
 
-static const Kernels KERNELS[][NUM_KINDS] = {
+#if defined(__linux__) && __GNUC__ > 10 /* Others know no tiles, or ask for them otherwise. */
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16,amx-tile,amx-bf16")
+#include "linear_amx.h"
+#pragma GCC pop_options
+#else
+#define MATRIX_TILES {0}
+#define MATRIX_BYTES_TILES {0}
+static int may_use_matrix_units(void) { return 0; }
+#endif
+
+static const Kernels KERNELS[NUM_LEVELS][NUM_KINDS] = {
     {{0}},
     {{tiles_avx2, expand_avx2, 3, 1}},
     {{tiles_avx512, expand_avx512, 8, 4}, {pair_tiles, expand_pairs, 8, 4}, {exact_tiles, 0, 12, 0}},
+    {{tiles_avx512, expand_avx512, 8, 4}, MATRIX_BYTES_TILES, MATRIX_TILES},
 };
 
-/* 2: AVX-512 with bfloat16 and byte permutations, 1: AVX2 (float32 rows alone), 0: neither. */
+/* 3: AMX for rows of bfloat16 as well, 2: AVX-512 with bfloat16 and byte permutations, 1: AVX2 (float32 rows alone), 0: neither. */
 int kvquilt_linear_level(void) {
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bw")
         && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-        return 2;
+        return may_use_matrix_units() ? 3 : 2;
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 1 : 0;
 }
 #else
-static const Kernels KERNELS[1][NUM_KINDS];
+static const Kernels KERNELS[NUM_LEVELS][NUM_KINDS];
 static void norm_row(const Norm *n, int64_t row) {}
 int kvquilt_linear_level(void) { return 0; }
 #endif
@@ -236,18 +248,24 @@ typedef struct {
 static void multiply_some(void *context, int64_t first, int64_t end, int thread) {
     const Shares *s = context;
     const Product *p = s->product;
+    int64_t shaped = 0;
     for (int64_t i = first; i < end; i++) {
         const int64_t unit = i % s->num_steps * s->at_once, begin = i / s->num_steps * s->block;
         const int64_t behind = smaller(begin + s->block, p->num_rows), units = smaller(s->at_once, s->num_units - unit);
-        for (int64_t row = begin; row < behind; row += s->tile)
-            s->kernels->tile(p, row, (int)smaller(s->tile, behind - row), unit, (int)units);
+        for (int64_t row = begin; row < behind; row += s->tile) {
+            const int64_t rows = smaller(s->tile, behind - row);
+            if (s->kernels->begin && rows != shaped) s->kernels->begin((int)(shaped = rows));
+            s->kernels->tile(p, row, (int)rows, unit, (int)units);
+        }
     }
+    if (shaped) s->kernels->end();
 }
 
 /* Of at least one row. */
 void kvquilt_linear_product(int level, int kind, const Product *p) {
     const Kernels *kernels = &KERNELS[level][kind];
-    const int64_t num_units = over(p->num_out, p->gated ? UNIT / 2 : UNIT), num_blocks = over(p->num_rows, BLOCK_ROWS);
+    const int64_t block_rows = kernels->begin ? MATRIX_BLOCK / p->num_in + kernels->most_rows : BLOCK_ROWS;
+    const int64_t num_units = over(p->num_out, p->gated ? UNIT / 2 : UNIT), num_blocks = over(p->num_rows, block_rows);
     const int64_t block = over(p->num_rows, num_blocks), tile = over(block, over(block, kernels->most_rows));
     const int64_t at_once = tile <= kernels->most_rows_of_two ? 2 : 1, num_steps = over(num_units, at_once);
     Shares shares = {p, kernels, num_units, at_once, num_steps, block, tile};
@@ -275,24 +293,24 @@ static void norm_some(void *context, int64_t first, int64_t end, int thread) {
     for (int64_t row = first; row < end; row++) norm_row(context, row);
 }
 
-/* Of level 2. */
+/* Of level 2 or above. */
 void kvquilt_linear_norm(const Norm *n) { kvquilt_share(n->num_threads, n->num_rows, ROWS_AT_ONCE, norm_some, (void *)n); }
 
-/* Of level 2, and of at least one row. Every stage but the first begins when all rows of the one in front of it are done. */
-void kvquilt_linear_stages(const Stage *stages, int num_stages, void *const *rows, int64_t num_rows, int num_threads) {
+/* Of level 2 or above, and of at least one row. Every stage but the first begins when all rows of the one in front of it are done. */
+void kvquilt_linear_stages(int level, const Stage *stages, int num_stages, void *const *rows, int64_t num_rows, int num_threads) {
     for (const Stage *s = stages; s < stages + num_stages; s++)
         if (s->bias) {
             const uint16_t *added_to = s->added_to < 0 ? 0 : rows[s->added_to];
-            const Product product = {rows[s->x], s->weight, 0, s->bias, rows[s->out], num_rows,
+            const Product product = {rows[s->x], s->weight, s->scale, s->bias, rows[s->out], num_rows,
                                      s->num_in, s->num_out, num_threads, s->gated, added_to};
-            kvquilt_linear_product(2, PAIRS_BFLOAT16, &product);
+            kvquilt_linear_product(level, s->scale ? PAIRS_INT8 : PAIRS_BFLOAT16, &product);
         } else {
             const Norm norm = {rows[s->x], s->weight, rows[s->out], num_rows, s->num_in, s->eps, num_threads};
             kvquilt_linear_norm(&norm);
         }
 }
 
-/* Of this library's structures: a caller that was compiled from other sources has others. */
+/* Of this library's structures, and how many levels it knows: a caller that was compiled from other sources has others. */
 int64_t kvquilt_linear_bytes(void) {
-    return 1000000 * sizeof(Product) + 10000 * sizeof(Weights) + 100 * sizeof(Norm) + sizeof(Stage);
+    return 100000000 * NUM_LEVELS + 1000000 * sizeof(Product) + 10000 * sizeof(Weights) + 100 * sizeof(Norm) + sizeof(Stage);
 }

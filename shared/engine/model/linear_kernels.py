@@ -17,7 +17,7 @@ from shared.engine.compiled import compiled_library
 
 LIBRARY = "shared.engine._kernels"
 UNIT = 32  # outputs, as in linear_kernels.c
-LEVELS = {1: "AVX2", 2: "AVX-512 with bfloat16 and byte permutations"}
+LEVELS = {1: "AVX2", 2: "AVX-512 with bfloat16 and byte permutations", 3: "AMX with bfloat16"}
 
 
 class ProductKind(enum.IntEnum):
@@ -80,6 +80,7 @@ class NativeStage(ctypes.Structure):
 
     _fields_ = (
         ("weight", c_void_p),
+        ("scale", c_void_p),
         ("bias", c_void_p),
         ("num_in", c_int64),
         ("num_out", c_int64),
@@ -98,20 +99,29 @@ def library() -> ctypes.CDLL | None:
     if loaded is None:
         return None
     loaded.kvquilt_linear_level.restype = c_int
+    loaded.kvquilt_linear_level()  # asks for the matrix units: without, level 3 is no legal instruction
     loaded.kvquilt_linear_product.restype = loaded.kvquilt_linear_weights.restype = None
     loaded.kvquilt_linear_norm.restype, loaded.kvquilt_linear_norm.argtypes = None, (POINTER(_Norm),)
     loaded.kvquilt_linear_product.argtypes = (c_int, c_int, POINTER(_Product))
     loaded.kvquilt_linear_weights.argtypes = (c_int, c_int, POINTER(_Weights))
     loaded.kvquilt_linear_stages.restype = None
-    loaded.kvquilt_linear_stages.argtypes = (POINTER(NativeStage), c_int, POINTER(c_void_p), c_int64, c_int)
+    loaded.kvquilt_linear_stages.argtypes = (
+        c_int,
+        POINTER(NativeStage),
+        c_int,
+        POINTER(c_void_p),
+        c_int64,
+        c_int,
+    )
     return loaded
 
 
 def fits(loaded: ctypes.CDLL) -> bool:
-    """Its structures are those above."""
+    """Its structures and levels are those above."""
     sizes = getattr(loaded, "kvquilt_linear_bytes", None)
     ours = [ctypes.sizeof(one) for one in (_Product, _Weights, _Norm, NativeStage)]
-    return sizes is not None and sizes() == 1_000_000 * ours[0] + 10_000 * ours[1] + 100 * ours[2] + ours[3]
+    told = 1_000_000 * ours[0] + 10_000 * ours[1] + 100 * ours[2] + ours[3]
+    return sizes is not None and sizes() == 100_000_000 * (1 + len(LEVELS)) + told
 
 
 def best_level() -> int:
@@ -145,7 +155,7 @@ class Stages:
     def __init__(self, *stages: NativeStage) -> None:
         loaded = library()
         assert loaded is not None
-        self._run = loaded.kvquilt_linear_stages
+        self._run, self._level = loaded.kvquilt_linear_stages, best_level()
         self._stages = (NativeStage * len(stages))(*stages)
         num_places = 1 + max(max(one.x, one.added_to, one.out) for one in stages)
         self._pointers = c_void_p * num_places
@@ -154,7 +164,8 @@ class Stages:
         """``places`` [R, width], bfloat16, contiguous: the rows that stages name."""
         if num_rows := len(places[0]):
             pointers = self._pointers(*[rows.data_ptr() for rows in places])
-            self._run(self._stages, len(self._stages), pointers, num_rows, torch.get_num_threads())
+            num_threads = torch.get_num_threads()
+            self._run(self._level, self._stages, len(self._stages), pointers, num_rows, num_threads)
 
 
 class LinearKernels:

@@ -24,11 +24,11 @@ from shared.engine.attention import Attention
 from shared.engine.device_arrays import integers
 from shared.engine.host_memory import HostArena
 from shared.engine.model.adapting import AdaptedRows, AdapterWeights, adapting
-from shared.engine.model.int8 import SCHEME, quantise_linears
+from shared.engine.model.int8 import SCHEME, check_int8
 from shared.engine.model.lora import LoraAdapter, linear_shapes
 from shared.engine.model.native_layer import NativeLayer, native_layer
 from shared.engine.model.packets import Packets
-from shared.engine.model.packing import best_products, can_pack, pack_linears
+from shared.engine.model.packing import Products, best_products, can_pack, int8_products, pack_linears
 from shared.engine.model.rope import Angles
 from shared.engine.model.spec import ModelSpec
 from shared.engine.model.unrotated import no_rotation, skip_no_rotation
@@ -104,7 +104,9 @@ class LoadedModel:
     def pack(self) -> None:
         """From now on the model's weights are for its products alone: nothing else reads them."""
         _ = self.base_fingerprint
-        products = best_products()
+        self._replace(best_products())
+
+    def _replace(self, products: Products) -> None:
         pack_linears(self.hf_model, products, HostArena())
         if products.rowwise:
             self._native = [
@@ -116,10 +118,11 @@ class LoadedModel:
         """From now on the weights of linear layers are int8, and KV is another model's.
 
         Raises:
-            ConfigError, ModelUnsupported: see ``quantise_linears``.
+            ConfigError, ModelUnsupported: see ``check_int8``.
         """
         _ = self.base_fingerprint
-        quantise_linears(self.hf_model)
+        check_int8(self.hf_model)
+        self._replace(int8_products(self.spec.dtype))
         self.weights = "int8"
 
     def fuse(self) -> None:

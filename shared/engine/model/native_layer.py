@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention import Attention
+from shared.engine.model.int8 import Int8Gate, Int8Linear
 from shared.engine.model.linear_kernels import Stages
 from shared.engine.model.packing import JointPart, PackedGatedMlp
 from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, RowwiseNorm
@@ -24,17 +25,22 @@ from shared.engine.model.spec import ModelSpec
 _PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _PRODUCTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _NORMS = {"q_norm", "k_norm"}  # of each head, if there are any
+_KINDS = ((*3 * (RowwiseLinear,), RowwiseGate), (*3 * (Int8Linear,), Int8Gate))
 _ROWS = 13
 _MIXED, _HIDDEN, _OUT, _NORMED, _INNER = range(5)  # places behind attention
+Stock = Callable[[Tensor, Attention], Tensor]
+"""A layer of ``transformers``, on rows [R, E]."""
 
 
 class NativeLayer:
-    """Of a layer that ``native_layer`` knows. ``number``, ``scale``: as it hands them to attention."""
+    """Of a layer that ``native_layer`` knows. ``stock``: for rows of which there are more than the kernels
+    are for. ``number``, ``scale``: as it hands them to attention."""
 
-    def __init__(self, layer: Any, spec: ModelSpec, number: int, scale: float) -> None:
+    def __init__(self, layer: Any, stock: Stock, spec: ModelSpec, number: int, scale: float) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        joint: RowwiseLinear = attention.q_proj.whole
-        self._layer = layer  # whose weights the calls read
+        joint: RowwiseLinear | Int8Linear = attention.q_proj.whole
+        self._layer, self._stock = layer, stock  # whose weights the calls read
+        self._most_rows = joint.most_rows
         self._number, self._scale = number, scale
         self._widths = len(layer.input_layernorm.weight), joint.num_out, mlp.gated.num_out
         self._head_dim = spec.head_dim
@@ -49,8 +55,9 @@ class NativeLayer:
         )
 
     def __call__(self, hidden_RE: Tensor, plan: Attention) -> Tensor:
+        if (num_rows := len(hidden_RE)) > self._most_rows:
+            return self._stock(hidden_RE, plan)
         hidden_RE = hidden_RE.contiguous()
-        num_rows = len(hidden_RE)
         _, joint, inner = self._widths
         normed_RE, qkv = torch.empty_like(hidden_RE), hidden_RE.new_empty(num_rows, joint)
         self._in_front.run(hidden_RE, normed_RE, qkv)
@@ -66,9 +73,7 @@ class NativeLayer:
         return out_RE
 
 
-def native_layer(
-    layer: Any, stock: Callable[[Tensor, Attention], Tensor], spec: ModelSpec
-) -> NativeLayer | None:
+def native_layer(layer: Any, stock: Stock, spec: ModelSpec) -> NativeLayer | None:
     """None: the packed layer is built otherwise, or ``stock``, which runs rows [R, E] through it, computes
     something else with these parts."""
     if not _is_known(layer, spec):
@@ -79,7 +84,7 @@ def native_layer(
     hidden_RE = (magnitudes * torch.randn(_ROWS, width, generator=draw)).to(spec.dtype)
     theirs, ours = _Seen(), _Seen()
     expected_RE = stock(hidden_RE, theirs)
-    native = NativeLayer(layer, spec, theirs.number, theirs.scale)
+    native = NativeLayer(layer, stock, spec, theirs.number, theirs.scale)
     pairs = zip([native(hidden_RE, ours), *ours.tensors], [expected_RE, *theirs.tensors], strict=True)
     return native if all(torch.equal(*pair) for pair in pairs) else None
 
@@ -94,19 +99,19 @@ def _is_known(layer: Any, spec: ModelSpec) -> bool:
     types = (
         *((one, JointPart) for one in joint),
         *((one, RowwiseNorm) for one in (layer.input_layernorm, layer.post_attention_layernorm, *norms)),
-        (attention.o_proj, RowwiseLinear),
         (mlp, PackedGatedMlp),
     )
     if any(type(one) is not kind for one, kind in types):
         return False
-    if (type(mlp.gated), type(mlp.down)) != (RowwiseGate, RowwiseLinear):
+    products = joint[0].whole, attention.o_proj, mlp.down
+    if tuple(map(type, (*products, mlp.gated))) not in _KINDS:
         return False
     width, attended = len(layer.input_layernorm.weight), spec.num_heads * spec.head_dim
     return (
         all(len(norm.weight) == spec.head_dim for norm in norms)
         and [one.num_out for one in joint]
         == [heads * spec.head_dim for heads in (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)]
-        and all(number % 2 == 0 for number in (width, attended, mlp.gated.num_out))
+        and all(number % 4 == 0 for number in (width, attended, mlp.gated.num_out))
     )
 
 

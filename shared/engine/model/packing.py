@@ -9,13 +9,15 @@ the same (``rowwise``), queries, keys and values are one, and a norm is one pass
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from shared.engine.host_memory import HostArena
+from shared.engine.model.int8 import Int8Gate, Int8Linear, Room
 from shared.engine.model.joint import JointProduct
 from shared.engine.model.rounding import relative_error
 from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, RowwiseNorm, rowwise_works
@@ -23,6 +25,7 @@ from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, RowwiseNorm,
 _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _JOINT = ("q_proj", "k_proj", "v_proj")
 _TOLERANCE = 0.02  # relative, RMS over RMS: a few roundings to bfloat16
+_TOLERANCE_INT8 = 0.1  # three weights that are rounded to 8 bits behind each other
 
 
 class PackedLinear(torch.nn.Module):
@@ -65,16 +68,27 @@ class PackedGate(torch.nn.Module):
 
 
 class Products(NamedTuple):
-    """Replaces linear layers, and a gate with what goes through it. ``rowwise``: norms are replaced as
-    well, and several layers of the same rows by one."""
+    """Replaces linear layers, and a gate with what goes through it (None: they stay two layers).
+    ``rowwise``: norms are replaced as well, and several layers of the same rows by one. ``tolerance``: of
+    gated MLPs, as ``_TOLERANCE``."""
 
-    linear: type[PackedLinear | RowwiseLinear]
-    gate: type[PackedGate | RowwiseGate]
+    linear: Callable[..., Any]
+    gate: Callable[..., Any] | None
     rowwise: bool
+    tolerance: float = _TOLERANCE
 
 
 ONE_DNN = Products(PackedLinear, PackedGate, rowwise=False)
 ROWWISE = Products(RowwiseLinear, RowwiseGate, rowwise=True)
+
+
+def int8_products(dtype: torch.dtype) -> Products:
+    """For a model of this type. Its layers share the memory in which weights become numbers again."""
+    room = Room()
+    linear, gate = functools.partial(Int8Linear, room=room), functools.partial(Int8Gate, room=room)
+    if dtype is torch.bfloat16 and rowwise_works():
+        return Products(linear, gate, rowwise=True, tolerance=_TOLERANCE_INT8)
+    return Products(linear, None, rowwise=False)
 
 
 class ChangedRows(Protocol):
@@ -94,6 +108,7 @@ class PackedGatedMlp(torch.nn.Module):
 
     def __init__(self, mlp: Any, products: Products) -> None:
         super().__init__()
+        assert products.gate is not None
         self.gated = products.gate(mlp.gate_proj, mlp.up_proj)
         self.down = products.linear(mlp.down_proj)
 
@@ -116,7 +131,9 @@ class PackedGatedMlp(torch.nn.Module):
 class JointPart(torch.nn.Module):
     """One of several layers that are one product, the ``whole``."""
 
-    def __init__(self, whole: RowwiseLinear, joint: JointProduct, nth: int, num_out: int) -> None:
+    def __init__(
+        self, whole: RowwiseLinear | Int8Linear, joint: JointProduct, nth: int, num_out: int
+    ) -> None:
         super().__init__()
         self.whole, self._joint, self._nth = whole, joint, nth
         self.num_out = num_out
@@ -149,7 +166,7 @@ def pack_linears(model: Any, products: Products, arena: HostArena) -> None:
     them, one after the other, so that little is there twice. A head that shares its weight with the embedding
     gets one of its own. ``arena``: where weights that the kernels read will lie."""
     if products.rowwise:
-        _join(model, arena)
+        _join(model, products, arena)
     for name in [name for name, _ in model.named_children()]:
         packed = _packed(getattr(model, name), products)
         if packed is None:
@@ -161,17 +178,17 @@ def pack_linears(model: Any, products: Products, arena: HostArena) -> None:
 
 def _move_weights(packed: torch.nn.Module, arena: HostArena) -> None:
     for module in packed.modules():
-        if isinstance(module, (RowwiseLinear, RowwiseGate)):
+        if isinstance(module, (RowwiseLinear, RowwiseGate, Int8Linear, Int8Gate)):
             module.move_weight(arena)
 
 
-def _join(module: Any, arena: HostArena) -> None:
+def _join(module: Any, products: Products, arena: HostArena) -> None:
     linears = [getattr(module, name, None) for name in _JOINT]
     if any(type(one) is not torch.nn.Linear for one in linears):
         return
     layers = cast(Sequence[torch.nn.Linear], linears)
     if len({one.in_features for one in layers}) == 1:
-        whole = RowwiseLinear(*layers)
+        whole = products.linear(*layers)
         whole.move_weight(arena)
         widths = [one.out_features for one in layers]
         joint = JointProduct(whole, widths)
@@ -181,13 +198,14 @@ def _join(module: Any, arena: HostArena) -> None:
 
 def _packed(module: Any, products: Products) -> torch.nn.Module | None:
     if type(module) is torch.nn.Linear:
-        return products.linear(module)
-    if is_gated_mlp(module):
+        return cast(torch.nn.Module, products.linear(module))
+    if is_gated_mlp(module) and products.gate is not None:
         packed = PackedGatedMlp(module, products)
-        return packed if _same(module, packed, module.gate_proj.in_features) else None
+        width = module.gate_proj.in_features
+        return packed if _difference(module, packed, width) <= products.tolerance else None
     if is_rms_norm(module) and products.rowwise:
         norm = RowwiseNorm(module.weight, module.variance_epsilon)
-        return norm if _same(module, norm, len(module.weight)) else None
+        return norm if _difference(module, norm, len(module.weight)) <= _TOLERANCE else None
     return None
 
 
@@ -207,7 +225,7 @@ def _is_silu(activation: Any) -> bool:
     return torch.equal(activation(x), torch.nn.functional.silu(x))
 
 
-def _same(module: Any, packed: torch.nn.Module, num_in: int) -> bool:
+def _difference(module: Any, packed: torch.nn.Module, num_in: int) -> float:
     """A module of such parts may still compute something else with them."""
     noise = torch.randn(4, num_in, generator=torch.Generator().manual_seed(0)).bfloat16()
-    return relative_error(packed(noise), module(noise)) <= _TOLERANCE
+    return relative_error(packed(noise), module(noise))

@@ -1,15 +1,17 @@
 """Linear layers and norms in bfloat16 whose results are row by row the same, whatever rows stand beside (C
-kernels, ``linear_kernels.c``), for processors with AVX-512 for bfloat16.
+kernels, ``linear_kernels.c``), for processors with AVX-512 for bfloat16, by their matrix units (AMX) where
+they have them.
 
-As fast as oneDNN's for many rows and faster for few, where the bytes of the weights are the bound. Sums are
-float32, in the order of the inputs, and rounded once: within rounding ``torch.nn.Linear``, the slow twin.
-Processors with matrix units (AMX) multiply faster by oneDNN. Shapes: O outputs, I inputs, R rows.
+About as fast as oneDNN's for many rows and faster for few, where the bytes of the weights are the bound. Sums
+are float32, in the order of the inputs, and rounded once: within rounding ``torch.nn.Linear``, the slow twin.
+Shapes: O outputs, I inputs, R rows.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Sequence
 
 import torch
@@ -28,11 +30,14 @@ from shared.engine.model.linear_kernels import (
 from shared.engine.model.rounding import TOLERANCE, relative_error
 
 log = logging.getLogger(__name__)
-_HALF = UNIT // 2
+HALF = UNIT // 2
 
 
 class RowwiseLinear(torch.nn.Module):
     """An ``nn.Linear``, or several of the same rows as one. Inference only."""
+
+    most_rows = math.inf
+    """For which its kernels are the fastest way."""
 
     def __init__(self, *linears: torch.nn.Linear) -> None:
         super().__init__()
@@ -41,7 +46,7 @@ class RowwiseLinear(torch.nn.Module):
         weight_OI = torch.cat([one.weight.detach() for one in linears])
         more_out = -self.num_out % UNIT
         self._weight = _packed(pad(weight_OI, (0, 0, 0, more_out)))
-        self._bias = pad(torch.cat([_bias_of(one) for one in linears]), (0, more_out))
+        self._bias = pad(torch.cat([bias_of(one) for one in linears]), (0, more_out))
 
     @property
     def num_bytes(self) -> int:
@@ -69,10 +74,10 @@ class RowwiseGate(torch.nn.Module):
         super().__init__()
         self.num_out = gate.out_features
         self._kernels = LinearKernels(ProductKind.PAIRS_BFLOAT16)
-        more_out = -self.num_out % _HALF
+        more_out = -self.num_out % HALF
         weights = (pad(one.weight.detach(), (0, 0, 0, more_out)) for one in (gate, up))
-        self._weight = _packed(_alternating(*weights))
-        self._bias = _alternating(*(pad(_bias_of(one), (0, more_out)) for one in (gate, up)))
+        self._weight = _packed(alternating(*weights))
+        self._bias = alternating(*(pad(bias_of(one), (0, more_out)) for one in (gate, up)))
 
     @property
     def num_bytes(self) -> int:
@@ -92,9 +97,7 @@ class RowwiseGate(torch.nn.Module):
 
     def both(self, x_RI: Tensor) -> tuple[Tensor, Tensor]:
         """gate(x) and up(x), each [R, O]."""
-        both_RO = self._product(x_RI, len(self._bias), gated=False)
-        gate, up = both_RO.view(len(x_RI), -1, 2, _HALF).unbind(2)
-        return tuple(one.reshape(len(x_RI), -1)[:, : self.num_out] for one in (gate, up))  # type: ignore[return-value]
+        return parted(self._product(x_RI, len(self._bias), gated=False), self.num_out)
 
     def _product(self, x: Tensor, num_out: int, gated: bool) -> Tensor:
         x_RI = _even(x.reshape(-1, x.shape[-1]))
@@ -112,7 +115,7 @@ class RowwiseNorm(torch.nn.Module):
     def stage(self, x: int, out: int) -> NativeStage:
         """This norm among others (``Stages``)."""
         width = len(self.weight)
-        return NativeStage(self.weight.data_ptr(), None, width, width, self._eps, False, x, -1, out)
+        return NativeStage(self.weight.data_ptr(), None, None, width, width, self._eps, False, x, -1, out)
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self._eps)
@@ -122,10 +125,11 @@ def _stage(
     weight: Tensor, bias: Tensor, num_out: int, x: int, out: int, added_to: int = -1, gated: bool = False
 ) -> NativeStage:
     num_in = 2 * weight.shape[1]
-    return NativeStage(weight.data_ptr(), bias.data_ptr(), num_in, num_out, 0.0, gated, x, added_to, out)
+    pointers = weight.data_ptr(), None, bias.data_ptr()
+    return NativeStage(*pointers, num_in, num_out, 0.0, gated, x, added_to, out)
 
 
-def _bias_of(one: torch.nn.Linear) -> Tensor:
+def bias_of(one: torch.nn.Linear) -> Tensor:
     return torch.zeros(one.out_features) if one.bias is None else one.bias.detach().float()
 
 
@@ -141,16 +145,22 @@ def _packed(weight_OI: Tensor) -> Tensor:
     return weight_OI.view(num_out // UNIT, UNIT, num_in // 2, 2).transpose(1, 2).contiguous()
 
 
-def _alternating(first: Tensor, second: Tensor) -> Tensor:
+def alternating(first: Tensor, second: Tensor) -> Tensor:
     """16 outputs of the first, then the same 16 of the second."""
-    halves = [one.view(-1, _HALF, *one.shape[1:]) for one in (first, second)]
+    halves = [one.view(-1, HALF, *one.shape[1:]) for one in (first, second)]
     return torch.stack(halves, 1).reshape(-1, *first.shape[1:])
+
+
+def parted(both_RO: Tensor, num_out: int) -> tuple[Tensor, Tensor]:
+    """What stands alternating in ``both_RO``: each [R, O]."""
+    first, second = both_RO.view(len(both_RO), -1, 2, HALF).unbind(2)
+    return tuple(one.reshape(len(both_RO), -1)[:, :num_out] for one in (first, second))  # type: ignore[return-value]
 
 
 @functools.cache
 def rowwise_works() -> bool:
     """The kernels are there, they are the fastest for this processor, and compute what they should."""
-    if best_level() < 2 or torch.cpu._is_amx_tile_supported():
+    if best_level() < 2:
         return False
     with torch.inference_mode():
         differences = _differences(_drawn(70, 45), _drawn(70, 45))

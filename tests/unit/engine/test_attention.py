@@ -148,7 +148,7 @@ COMPILED = pytest.mark.skipif(
     not best_level() and not (shutil.which("gcc") and platform.machine() == "x86_64"),
     reason="there is no compiler, or no x86 processor",
 )
-LEVEL = pytest.mark.parametrize("level", [1, 2], ids=["avx2", "avx512"])
+LEVEL = pytest.mark.parametrize("level", [1, 2, 3], ids=["avx2", "avx512", "amx"])
 
 
 def native(shape: Shape, tiling: Tiling | None, level: int) -> Backend:

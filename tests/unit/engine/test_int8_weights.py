@@ -10,11 +10,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import silu
 
 from shared.engine import Engine, EngineConfig, load_model, wrap_model
 from shared.engine.model import int8, linear_kernels
 from shared.engine.model.int8 import (
     MOST_ROWS,
+    Int8Gate,
     Int8Linear,
     Room,
     int8_bytes,
@@ -70,7 +72,7 @@ class TestQuantising:
         assert not scale_O.any()
         plain = linear(5, 3, torch.float32)
         plain.weight.data.zero_()
-        assert torch.equal(Int8Linear(plain, Room())(torch.randn(2, 5)), plain.bias.expand(2, 3))
+        assert torch.equal(Int8Linear(plain, room=Room())(torch.randn(2, 5)), plain.bias.expand(2, 3))
 
 
 @pytest.mark.parametrize("level", HERE, ids=lambda level: LEVELS[level])
@@ -100,13 +102,14 @@ class TestKernels:
         plain = linear(num_in, num_out, dtype, bias, seed)
         x = torch.randn(1, num_rows, num_in).to(dtype)
         torch.set_num_threads(threads)
-        ours = Int8Linear(plain, Room(), level)(x)
+        product = Int8Linear(plain, room=Room(), level=level)
+        ours = product(x)
         torch.set_num_threads(1)
         exact = twin_of(plain)(x.float())
         assert ours.shape == exact.shape
         assert ours.dtype is dtype
         # of many rows the weights are rounded to the type as well
-        roundings = 1 if num_rows <= MOST_ROWS or dtype is not torch.bfloat16 else 2
+        roundings = 1 if num_rows <= product.most_rows or dtype is not torch.bfloat16 else 2
         assert relative_error(ours, exact) < roundings * ONE_ROUNDING[dtype]
 
     @pytest.mark.parametrize("num_out", [1, 2 * UNIT, 7 * UNIT + 3])
@@ -114,43 +117,91 @@ class TestKernels:
     def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(
         self, dtype: torch.dtype, level: int, num_out: int
     ) -> None:
-        product = Int8Linear(linear(203, num_out, dtype), Room(), level)
-        x_RI = torch.randn(MOST_ROWS, 203).to(dtype)
+        product = Int8Linear(linear(203, num_out, dtype), room=Room(), level=level)
+        x_RI = torch.randn(product.most_rows, 203).to(dtype)
         alone_RO = torch.cat([product(x_I[None]) for x_I in x_RI])
-        for num_rows in range(2, MOST_ROWS + 1):
+        for num_rows in (*range(2, MOST_ROWS + 1), product.most_rows - 1, product.most_rows):
             assert torch.equal(product(x_RI[-num_rows:]), alone_RO[-num_rows:])
 
     @torch.inference_mode()
     def test_weights_of_many_rows_come_a_block_after_the_other(
         self, dtype: torch.dtype, level: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        plain, x_RI = linear(50, 5 * UNIT + 1, dtype), torch.randn(MOST_ROWS + 1, 50).to(dtype)
-        whole = Int8Linear(plain, Room(), level)(x_RI)
+        plain = linear(50, 5 * UNIT + 1, dtype)
+        product = Int8Linear(plain, room=Room(), level=level)
+        x_RI = torch.randn(product.most_rows + 1, 50).to(dtype)
+        whole = product(x_RI)
         for units in (1, 2, 5):
             monkeypatch.setattr(int8, "_BLOCK_BYTES", units * 52 * UNIT * 4)
-            in_blocks = Int8Linear(plain, Room(), level)(x_RI)
+            in_blocks = Int8Linear(plain, room=Room(), level=level)(x_RI)
             assert in_blocks.is_contiguous()
             assert relative_error(in_blocks, whole) < ONE_ROUNDING[dtype]
 
     @torch.inference_mode()
     def test_layers_of_other_sizes_share_their_room(self, dtype: torch.dtype, level: int) -> None:
         room, sizes = Room(), ((30, 70), (300, 7), (9, 40))
-        layers = [(plain := linear(*size, dtype), Int8Linear(plain, room, level)) for size in sizes]
+        layers = [
+            (plain := linear(*size, dtype), Int8Linear(plain, room=room, level=level)) for size in sizes
+        ]
         for plain, ours in (*layers, *reversed(layers)):
-            x_RI = torch.randn(MOST_ROWS + 5, plain.in_features).to(dtype)
+            x_RI = torch.randn(ours.most_rows + 5, plain.in_features).to(dtype)
             assert relative_error(ours(x_RI), twin_of(plain)(x_RI.float())) < 2 * ONE_ROUNDING[dtype]
 
     @torch.inference_mode()
     def test_rows_apart_in_memory_and_no_rows(self, dtype: torch.dtype, level: int) -> None:
-        product, x_RI = Int8Linear(linear(36, 20, dtype), Room(), level), torch.randn(6, 72).to(dtype)
+        product, x_RI = (
+            Int8Linear(linear(36, 20, dtype), room=Room(), level=level),
+            torch.randn(6, 72).to(dtype),
+        )
         assert torch.equal(product(x_RI[:, ::2]), product(x_RI[:, ::2].contiguous()))
         assert product(x_RI[:0, ::2]).shape == (0, 20)
 
     @torch.inference_mode()
     def test_a_number_that_is_none_stays_in_its_row(self, dtype: torch.dtype, level: int) -> None:
-        product, x_RI = Int8Linear(linear(37, 20, dtype), Room(), level), torch.randn(5, 37).to(dtype)
+        product, x_RI = (
+            Int8Linear(linear(37, 20, dtype), room=Room(), level=level),
+            torch.randn(5, 37).to(dtype),
+        )
         x_RI[2, 36] = float("nan")
         assert product(x_RI).isnan().all(1).tolist() == [False, False, True, False, False]
+
+
+PAIRS = [level for level in HERE if level > 1]
+
+
+@pytest.mark.skipif(not PAIRS, reason="no kernels of bfloat16 rows on this processor")
+class TestGates:
+    @pytest.mark.parametrize("level", PAIRS, ids=lambda level: LEVELS[level])
+    @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(
+        num_rows=st.one_of(st.integers(1, 20), st.integers(1, 600)),
+        num_in=st.integers(1, 300),
+        num_out=st.integers(1, 200),
+        bias=st.booleans(),
+    )
+    @torch.inference_mode()
+    def test_a_gate_and_what_goes_through_it(
+        self, level: int, num_rows: int, num_in: int, num_out: int, bias: bool
+    ) -> None:
+        gate, up = (linear(num_in, num_out, torch.bfloat16, bias, seed) for seed in range(2))
+        x_RI = 3 * torch.randn(num_rows, num_in).bfloat16()
+        ours = Int8Gate(gate, up, room=Room(), level=level)
+        exact = silu(twin_of(gate)(x_RI.float())) * twin_of(up)(x_RI.float())
+        # many rows: each part is rounded, its weights are, and the activation
+        roundings = 1 if num_rows <= ours.most_rows else 4
+        assert relative_error(ours(x_RI), exact) < roundings * ONE_ROUNDING[torch.bfloat16]
+        for one, plain in zip(ours.both(x_RI), (gate, up), strict=True):
+            alone = Int8Linear(plain, room=Room(), level=level)(x_RI)
+            assert one.shape == alone.shape
+            assert num_rows > ours.most_rows or torch.equal(one, alone)
+            assert relative_error(one, alone) < ONE_ROUNDING[torch.bfloat16]
+
+    @torch.inference_mode()
+    def test_several_layers_of_the_same_rows_are_one(self) -> None:
+        layers = [linear(40, width, torch.bfloat16, bias, width) for width, bias in ((70, True), (9, False))]
+        x_RI = torch.randn(5, 40).bfloat16()
+        apart = torch.cat([Int8Linear(one, room=Room())(x_RI) for one in layers], 1)
+        assert torch.equal(Int8Linear(*layers, room=Room())(x_RI), apart)
 
 
 class TestModels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ from transformers import GraniteConfig, GraniteForCausalLM
 
 from shared.engine import wrap_model
 from shared.engine.model.adapting import AdaptedRows, AdapterWeights
+from shared.engine.model.int8 import Int8Gate, Int8Linear, Room
 from shared.engine.model.linear_kernels import Stages
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, RowwiseNorm, rowwise_works
 from shared.engine.model.self_check import rows_are_independent
+from shared.engine_config import Weights
 from tests.oracles import as_dtype, tiny_model
 
 pytestmark = [
@@ -41,8 +44,8 @@ class Mixing:
         return q_HRD + (k_KRD - v_KRD).repeat_interleave(len(q_HRD) // len(k_KRD), 0)
 
 
-def loaded(family: str, **changes: Any) -> LoadedModel:
-    return wrap_model(as_dtype(tiny_model(family, **changes), torch.bfloat16))
+def loaded(family: str, weights: Weights = "exact", **changes: Any) -> LoadedModel:
+    return wrap_model(as_dtype(tiny_model(family, **changes), torch.bfloat16), weights=weights)
 
 
 def layers_called(model: LoadedModel, hidden_RE: torch.Tensor, plan: Mixing) -> int:
@@ -67,6 +70,12 @@ def linear(num_in: int, num_out: int, bias: bool) -> torch.nn.Linear:
     return torch.nn.Linear(num_in, num_out, bias=bias).bfloat16().requires_grad_(False)
 
 
+INT8 = functools.partial(Int8Linear, room=Room()), functools.partial(Int8Gate, room=Room())
+
+
+@pytest.mark.parametrize(
+    ("kinds", "multiple"), [((RowwiseLinear, RowwiseGate), 1), (INT8, 2)], ids=["exact", "int8"]
+)
 @ANY
 @given(
     num_rows=st.one_of(st.integers(1, 30), st.integers(1, 450)),
@@ -79,19 +88,25 @@ def linear(num_in: int, num_out: int, bias: bool) -> torch.nn.Linear:
 )
 @torch.inference_mode()
 def test_stages_are_the_modules_one_after_the_other(
-    num_rows: int, mixed: int, width: int, inner: int, joint: int, bias: bool, threads: int
+    kinds: tuple[Any, Any],
+    multiple: int,
+    num_rows: int,
+    mixed: int,
+    width: int,
+    inner: int,
+    joint: int,
+    bias: bool,
+    threads: int,
 ) -> None:
     torch.manual_seed(num_rows)
+    mixed, width, inner = (multiple * size for size in (mixed, width, inner))
     o, gate, up, down, after = (
         linear(*shape, bias)
         for shape in ((mixed, width), (width, inner), (width, inner), (inner, width), (width, joint))
     )
-    first, gated, last, qkv = (
-        RowwiseLinear(o),
-        RowwiseGate(gate, up),
-        RowwiseLinear(down),
-        RowwiseLinear(after),
-    )
+    linear_of, gate_of = kinds
+    first, gated, last, qkv = linear_of(o), gate_of(gate, up), linear_of(down), linear_of(after)
+    num_rows = min(num_rows, first.most_rows)
     norms = [RowwiseNorm(torch.randn(width).bfloat16(), eps) for eps in (1e-6, 1e-5)]
     mixed_RI, hidden_RE = (4 * torch.randn(num_rows, size).bfloat16() for size in (mixed, width))
     middle_RE = hidden_RE + first(mixed_RI)
@@ -118,11 +133,12 @@ def test_stages_are_the_modules_one_after_the_other(
 
 
 @pytest.mark.parametrize("family", ["llama", "llama3", "llama_linear", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize("weights", ["exact", "int8"])
 class TestNativeLayers:
     @torch.inference_mode()
-    def test_bits_are_those_of_the_modules(self, family: str) -> None:
-        model = loaded(family)
-        for num_rows in (1, 2, 12, 13, 200):
+    def test_bits_are_those_of_the_modules(self, family: str, weights: Weights) -> None:
+        model = loaded(family, weights)
+        for num_rows in (1, 2, 12, 13, 200, 600):
             for layer in range(model.spec.num_layers):
                 hidden_RE = some_rows(model, num_rows)
                 native, modules = Mixing(), Mixing(NO_ADAPTER)
@@ -133,15 +149,24 @@ class TestNativeLayers:
                 assert all(torch.equal(a, b) for a, b in zip(one[2:], other[2:], strict=True))
 
     @torch.inference_mode()
-    def test_the_layers_of_transformers_run_only_for_adapters(self, family: str) -> None:
-        model = loaded(family)
+    def test_the_layers_of_transformers_run_only_for_adapters(self, family: str, weights: Weights) -> None:
+        model = loaded(family, weights)
         assert layers_called(model, some_rows(model, 3), Mixing()) == 0
         assert layers_called(model, some_rows(model, 3), Mixing(NO_ADAPTER)) == model.spec.num_layers
 
 
 @torch.inference_mode()
-def test_rows_apart_in_memory_and_no_rows() -> None:
-    model = loaded("qwen2")
+def test_more_rows_than_the_kernels_of_int8_are_for_are_left_to_transformers() -> None:
+    model = loaded("llama3", "int8")
+    most_rows = model.hf_model.model.layers[0].self_attn.o_proj.most_rows
+    for num_rows, others in ((most_rows, 0), (most_rows + 1, model.spec.num_layers)):
+        assert layers_called(model, some_rows(model, num_rows), Mixing()) == others
+
+
+@pytest.mark.parametrize("weights", ["exact", "int8"])
+@torch.inference_mode()
+def test_rows_apart_in_memory_and_no_rows(weights: Weights) -> None:
+    model = loaded("qwen2", weights)
     hidden_RE = some_rows(model, 10)
     apart_RE = torch.stack((hidden_RE, -hidden_RE), 2)[..., 0]
     assert not apart_RE.is_contiguous()

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import linear, rms_norm, silu
 
 from shared.engine import Engine, EngineConfig, wrap_model
-from shared.engine.model import rowwise
+from shared.engine.model import linear_kernels, rowwise
+from shared.engine.model.linear_kernels import LEVELS
 from shared.engine.model.packing import ONE_DNN, ROWWISE, best_products, packed_bytes
 from shared.engine.model.rounding import relative_error
 from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, RowwiseNorm, rowwise_works
@@ -25,6 +26,14 @@ pytestmark = [
 ONE_ROUNDING = 4e-3
 ANY = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 ROWS = st.one_of(st.integers(1, 30), st.integers(1, 450))
+
+
+@pytest.fixture(autouse=True, params=range(2, linear_kernels.best_level() + 1), ids=lambda n: LEVELS[n])
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of the kernels, each that this processor runs."""
+    level: int = request.param
+    monkeypatch.setattr(linear_kernels, "best_level", lambda: level)
+    return level
 
 
 def layer(num_in: int, num_out: int, bias: bool, seed: int) -> torch.nn.Linear:
