@@ -50,10 +50,11 @@ CLUSTER_TESTS := tests/e2e/test_kv_store_e2e.py tests/integration/test_training_
 SHARED_OUT := --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test: venv ## the whole test suite
-	@failed=0; \
+	@failed=0; mkdir -p build; export TEST_FAILURES=$(abspath build/failures.txt); rm -f $$TEST_FAILURES; \
 	for file in $(CLUSTER_TESTS); do $(BIN)/python -m pytest $$file || failed=1; done; \
 	$(BIN)/python -m pytest $(SHARED_OUT) $(CLUSTER_TESTS:%=--ignore=%) tests/contract tests/integration tests/unit || failed=1; \
 	$(BIN)/python -m pytest $(CLUSTER_TESTS:%=--ignore=%) tests/e2e || failed=1; \
+	if [ -s $$TEST_FAILURES ]; then echo "what failed, of all of these runs:"; cat $$TEST_FAILURES; fi; \
 	exit $$failed
 
 test-clients: venv $(TOOLS)/clients/.installed ## LangChain, LlamaIndex and MCP against a running system: the examples of docs/clients.md

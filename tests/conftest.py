@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from _pytest.terminal import TerminalReporter
 
 from tests.helm import HelmPlugin, helm
 from tests.minio_server import S3ServerPlugin, own_server, s3_server
@@ -20,6 +22,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(S3ServerPlugin(), "kvquilt-s3-server")
     config.pluginmanager.register(HelmPlugin(), "kvquilt-helm")
     config.pluginmanager.register(PrometheusPlugin(), "kvquilt-prometheus")
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """Appends what failed to the file of TEST_FAILURES, from which `make test` repeats it at its end."""
+    if not (path := os.environ.get("TEST_FAILURES")):
+        return
+    with Path(path).open("a", encoding="utf-8") as file:
+        for outcome in ("failed", "error"):
+            for report in terminalreporter.getreports(outcome):
+                lines = report.longreprtext.splitlines()
+                told = [line for line in lines if line.startswith("E ")] or lines
+                print(report.nodeid, *told[:5], sep="\n    ", file=file)
 
 
 @pytest.fixture(scope="module")
