@@ -58,6 +58,7 @@ class PromptTokenizer:
         bos = () if tokenizer.bos_token_id is None else (int(tokenizer.bos_token_id),)
         begins = prefix_ids[:1] == bos
         self._bos = bos if begins or not template.is_whole else ()
+        self._spelt: dict[int, str] = {}
         self.prefix_ids = prefix_ids if begins else self._bos + prefix_ids
 
     @classmethod
@@ -166,8 +167,12 @@ class PromptTokenizer:
     def decode_one(self, token_id: int) -> str:
         """Decodes the token as in the middle of a text: behind itself, since some tokenizers take the space
         away from the first one."""
-        alone = self.decode((token_id,))
-        return self.decode((token_id, token_id)).removeprefix(alone) or alone
+        text = self._spelt.get(token_id)
+        if text is None:
+            alone = self.decode((token_id,))
+            text = self.decode((token_id, token_id)).removeprefix(alone) or alone
+            self._spelt[token_id] = text
+        return text
 
     def _around(self, template: str, slot: str) -> tuple[str, str]:
         before, after = template.split(slot)

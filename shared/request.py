@@ -19,6 +19,9 @@ from shared.principals.signing import Signer
 from shared.tracing.traceparent import read_traceparent
 
 DEFAULT_TENANT = "default"
+MAX_STREAM_INTERVAL_MS = 10_000
+READERS_STREAM_INTERVAL_MS = 50
+"""For people who read along: no eye sees the difference."""
 _REQUEST_ID = re.compile(r"[!-~]{0,128}")
 
 
@@ -40,7 +43,8 @@ class RequestContext:
     that are called on the way who asked; None: they are told the tenant alone. ``traceparent``: the span that
     what is done now stands below (``shared.tracing``); empty: nobody asked for a trace. ``outside``: what is
     asked is what a caller says, and no service said it for him. ``priority``: among what waits of the same
-    tenant; lower goes earlier (``shared.admission.priority``)."""
+    tenant; lower goes earlier (``shared.admission.priority``). ``stream_interval_ms``: how long events of a
+    stream are gathered into one message; 0: not at all."""
 
     request_id: str
     principal: Principal
@@ -49,6 +53,7 @@ class RequestContext:
     traceparent: str = ""
     outside: bool = field(default=False, compare=False)
     priority: int = 0
+    stream_interval_ms: int = 0
 
     @classmethod
     def create(
@@ -61,6 +66,7 @@ class RequestContext:
         signer: Signer | None = None,
         traceparent: str = "",
         priority: int = 0,
+        stream_interval_ms: int = 0,
     ) -> RequestContext:
         """Fills in what the caller left out.
 
@@ -68,11 +74,15 @@ class RequestContext:
 
         Raises:
             InvalidRequest: the tenant is not a plain name, or the request id not one word: it stands in logs;
-            the priority is out of bounds.
+            the priority or the stream's interval is out of bounds.
         """
         if not HIGHEST <= priority <= LOWEST:
             raise InvalidRequest(
                 f"meta.priority: must be from {HIGHEST} (goes first) to {LOWEST}, got {priority}"
+            )
+        if stream_interval_ms > MAX_STREAM_INTERVAL_MS:
+            raise InvalidRequest(
+                f"meta.stream_interval_ms: must be at most {MAX_STREAM_INTERVAL_MS}, got {stream_interval_ms}"
             )
         if not _REQUEST_ID.fullmatch(request_id):
             raise InvalidRequest(
@@ -85,6 +95,7 @@ class RequestContext:
             signer=signer,
             traceparent=read_traceparent(traceparent),
             priority=priority,
+            stream_interval_ms=stream_interval_ms,
         )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from contextlib import AbstractContextManager, aclosing
 from typing import Any, TypeVar
@@ -74,6 +75,47 @@ async def merged(
         await asyncio.gather(*tasks)
     finally:
         await cancelled(tasks)
+
+
+async def gathered(
+    values: AsyncGenerator[ValueT, None], interval_s: float, kind_of: Callable[[ValueT], object]
+) -> AsyncGenerator[list[ValueT], None]:
+    """``values`` in lists, in their order. A list goes ``interval_s`` after the one before it at the
+    earliest, but at once where it holds the first value of a kind, and when the values end. An error comes
+    after what came before it."""
+    waiting: list[ValueT] = []
+    kinds: set[object] = set()
+    some, pressing = asyncio.Event(), asyncio.Event()
+
+    async def take() -> None:
+        try:
+            async with aclosing(values):
+                async for value in values:
+                    waiting.append(value)
+                    some.set()
+                    if (kind := kind_of(value)) not in kinds:
+                        kinds.add(kind)
+                        pressing.set()
+        finally:
+            some.set()
+            pressing.set()
+
+    taking = asyncio.create_task(take())
+    try:
+        while not taking.done() or waiting:
+            await some.wait()
+            if not taking.done():
+                some.clear()
+                pressing.clear()
+            if together := waiting.copy():
+                waiting.clear()
+                yield together
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(interval_s):
+                        await pressing.wait()
+        await taking
+    finally:
+        await cancelled([taking])
 
 
 async def cancelled(tasks: Collection[asyncio.Future[Any]]) -> None:

@@ -18,7 +18,7 @@ from rich.text import Text
 from cluster.cli.output import as_json, error_json, json_asked_for
 from shared.errors import Cancelled, InvalidRequest, KvquiltError, NotFound
 from shared.principals.credentials import Credentials, bearer, no_credentials
-from shared.request import RequestContext
+from shared.request import READERS_STREAM_INTERVAL_MS, RequestContext
 
 if TYPE_CHECKING:
     from cluster.local.state import StackState
@@ -150,6 +150,7 @@ class Session:
             deadline_ms=deadline_ms,
             traceparent=traceparent,
             priority=self.priority,
+            stream_interval_ms=READERS_STREAM_INTERVAL_MS,
         )
 
     def ask(self, door: Door[ClientT], question: Callable[[ClientT], Awaitable[ResultT]]) -> ResultT:

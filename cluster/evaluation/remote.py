@@ -30,7 +30,7 @@ from shared.generation.told import BranchDoneEvent, DoneEvent, GenerationEvent, 
 from shared.kv_types import KvContext
 from shared.measuring.paired import divergence
 from shared.prompt import PromptTokenizer
-from shared.request import RequestContext
+from shared.request import MAX_STREAM_INTERVAL_MS, RequestContext
 
 Connect = Callable[[], AbstractAsyncContextManager[GenerationClient]]
 _AT_ONCE = 4
@@ -137,7 +137,10 @@ class RemoteBench:
         return told_of(events)
 
     def _context(self) -> RequestContext:
-        return RequestContext.create(tenant=self._tenant, deadline_ms=_PATIENCE_MS)
+        """Nobody reads along, so that the whole answer may come together."""
+        return RequestContext.create(
+            tenant=self._tenant, deadline_ms=_PATIENCE_MS, stream_interval_ms=MAX_STREAM_INTERVAL_MS
+        )
 
 
 def pieces_of(one: PreparedCase, arm: EvalArm) -> list[Piece]:

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -21,11 +20,10 @@ from typing import Any
 import yaml
 
 from cluster.local.launcher import free_port
+from load_tests.servers.guarded import GuardedServer
 from load_tests.servers.programs import cached, locked, run_once
-from load_tests.servers.s3 import GUARD
 
 _PACKAGE = "prometheus"
-_START_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ def _download(folder: Path) -> None:
     package.unlink()
 
 
-class PrometheusServer:
+class PrometheusServer(GuardedServer):
     """Runs from construction to ``close``, and reads ``target`` (``host:port``) every second."""
 
     def __init__(
@@ -100,28 +98,22 @@ class PrometheusServer:
             "scrape_configs": [{"job_name": "kvquilt", "static_configs": [{"targets": [target]}]}],
         }
         directory.mkdir(parents=True, exist_ok=True)
-        path, log = directory / "prometheus.yml", directory / "prometheus.log"
-        path.write_text(yaml.safe_dump(config), encoding="utf-8")
-        command = [
-            str(programs.server),
-            f"--config.file={path}",
-            f"--storage.tsdb.path={directory / 'data'}",
+        super().__init__("Prometheus", directory / "prometheus.log")
+        self._program, self._directory = programs.server, directory
+        self._config.write_text(yaml.safe_dump(config), encoding="utf-8")
+        self.start()
+
+    @property
+    def _config(self) -> Path:
+        return self._directory / "prometheus.yml"
+
+    def _command(self) -> list[str]:
+        return [
+            str(self._program),
+            f"--config.file={self._config}",
+            f"--storage.tsdb.path={self._directory / 'data'}",
             f"--web.listen-address={self._address}",
         ]
-        with open(log, "ab") as output:
-            self._guard = subprocess.Popen(
-                ["sh", "-c", GUARD, "sh", *command],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        deadline_s = time.monotonic() + _START_TIMEOUT_S
-        while not self._ready():
-            if time.monotonic() > deadline_s:
-                self.close()
-                raise RuntimeError(f"Prometheus did not start:\n{log.read_text()[-2000:]}")
-            time.sleep(0.05)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The samples of an instant query; of a number or a string none.
@@ -137,10 +129,7 @@ class PrometheusServer:
             raise ValueError(f"{expression}: {json.loads(error.read())['error']}") from None
         return list(found["result"]) if found["resultType"] == "vector" else []
 
-    def close(self) -> None:
-        self._guard.communicate()  # closes its end of the pipe
-
-    def _ready(self) -> bool:
+    def _answers(self) -> bool:
         try:
             with urllib.request.urlopen(self._url("-/ready"), timeout=2):
                 return True

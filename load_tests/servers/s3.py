@@ -12,9 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,16 +24,12 @@ from minio.error import MinioException
 
 from cluster.local.launcher import free_port
 from cluster.local.processes import session_members
+from load_tests.servers.guarded import GuardedServer
 from load_tests.servers.programs import build_go_program, cached, locked, run_once
 
 MINIO_MODULE = "github.com/minio/minio"
 MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
 RCLONE_VERSION = "1.75.0"
-_START_TIMEOUT_S = 60.0
-
-# Ends the server when the starter ends, even by SIGKILL: then nobody holds the other end of the pipe any
-# more.
-GUARD = '"$@" </dev/null & server=$!; trap "kill -9 $server" EXIT; cat >/dev/null'
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +47,7 @@ class S3Program:
         return self.kind == "minio"
 
 
-class S3Server:
+class S3Server(GuardedServer):
     """Runs from construction to ``close``; between ``stop`` and ``start`` it is down, and comes back with
     port, keys and data."""
 
@@ -66,11 +60,11 @@ class S3Server:
     ) -> None:
         """``certs``: a directory with public.crt and private.key turns TLS on."""
         self.program = program or find_program()
+        data.mkdir(parents=True, exist_ok=True)
+        super().__init__(self.program.origin, data.with_name(data.name + ".log"))
         self.access_key, self.secret_key = secrets.token_hex(8), secrets.token_hex(16)
         self._data, self._certs = data, certs
-        self._data.mkdir(parents=True, exist_ok=True)
         self._host, self._port = host, free_port()
-        self._guard: subprocess.Popen[bytes] | None = None
         self.start()
 
     @property
@@ -82,49 +76,11 @@ class S3Server:
         """The variables from which clients take their keys."""
         return {"AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
 
-    def start(self) -> None:
-        """Returns when it answers.
-
-        Raises:
-            RuntimeError: it did not.
-        """
-        log_path = self._data.with_name(self._data.name + ".log")
-        with open(log_path, "ab") as log_file:
-            self._guard = subprocess.Popen(
-                ["sh", "-c", GUARD, "sh", *self._command()],
-                stdin=subprocess.PIPE,
-                stdout=log_file,
-                stderr=log_file,
-                env=os.environ | self._variables(),
-                start_new_session=True,  # Ctrl-C is for the tests; the guard ends the server after them
-            )
-        try:
-            self._wait(log_path)
-        except BaseException:
-            self.stop()
-            raise
-
-    def stop(self) -> None:
-        """At once, in the middle of whatever it does."""
-        if self._guard is not None:
-            self._guard.communicate()  # closes its end of the pipe
-            self._guard = None
-
-    close = stop
-
     def run_on(self, processors: Iterable[int]) -> None:
         """Until it is started again, it has these processors of the machine and no others."""
-        assert self._guard is not None
-        for pid in session_members(self._guard.pid):
+        for pid in session_members(self._session):
             for thread in Path(f"/proc/{pid}/task").iterdir():
                 os.sched_setaffinity(int(thread.name), processors)
-
-    def _wait(self, log_path: Path) -> None:
-        deadline_s = time.monotonic() + _START_TIMEOUT_S
-        while not self._answers():
-            if time.monotonic() > deadline_s:
-                raise RuntimeError(f"{self.program.origin} did not start:\n{log_path.read_text()[-2000:]}")
-            time.sleep(0.05)
 
     def _command(self) -> list[str]:
         if self.program.kind == "minio":

@@ -23,6 +23,7 @@ from load_tests.service.slo import parse_slo
 from load_tests.service.terminal import show
 from shared.config import API_KEY
 from shared.errors import InvalidRequest, KvquiltError
+from shared.request import READERS_STREAM_INTERVAL_MS
 
 FILE_WIDTH = 140  # tables keep their columns when they go into a file
 ABOUT = """Load test of a running kvquilt over gRPC: requests arrive in an open loop (nobody waits for answers), every time
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(args: argparse.Namespace, console: Console) -> int:
     from load_tests.service.demo_cluster import demo_cluster
-    from load_tests.service.setting import Setting, machine_limits, run_against, with_library
+    from load_tests.service.setting import Setting, library_tpot_ms, machine_limits, run_against
 
     plan, setting = plan_of(args), Setting.of_options(args)
     with contextlib.ExitStack() as stack:
@@ -70,13 +71,16 @@ def _measure(args: argparse.Namespace, console: Console) -> int:
             demo = stack.enter_context(demo_cluster(args.shape, console, **settings))
             target, setting = demo.target, replace(setting, http=args.http or demo.http)
         outcome = asyncio.run(run_against(target, setting, plan, console, args.slo))
+        if args.shape and not args.target:
+            with console.status("the engine as a library, beside the cluster"):
+                outcome = replace(outcome, beside_tpot_ms=library_tpot_ms(setting, args.shape))
     facts: dict[str, float] = {}
     if args.shape:  # only now: the services would compete for the processors
         with console.status("the machine's limits"):
             outcome, facts = machine_limits(outcome, setting, args.shape)
         if not args.target:
             with console.status("the engine as a library"):
-                outcome = with_library(outcome, setting, args.shape)
+                outcome = replace(outcome, library_tpot_ms=library_tpot_ms(setting, args.shape))
     show(console, outcome)
     if args.json:
         write_outcome(args.json, outcome, **facts)
@@ -193,6 +197,8 @@ def _asking_options(group: argparse._ArgumentGroup) -> None:
     _count(group, "--k", 0, "chunks per request; 0: 8, or the service's own at level answer", "k", least=0)
     option(group, "--zipf", 1.0, "popularity of chunks (questions): 0 all alike", type=at_least(0.0))
     _count(group, "--generated", 16, "tokens per answer", "num_generated")
+    together = "tokens within so many milliseconds come in one message; 0: each in its own"
+    _count(group, "--stream-interval", READERS_STREAM_INTERVAL_MS, together, "stream_interval_ms", least=0)
     _count(group, "--questions-per-request", 1, "over one context", "num_questions")
     _count(group, "--chunk-tokens", 512, "generate: chunk length", "chunk_len")
     _count(group, "--question-tokens", 64, "generate: question length", "question_len")

@@ -43,6 +43,7 @@ class HttpLoad:
             "deadline_ms": int(context.remaining_s * MS),
             "top_k": plan.k or None,
             "ignore_eos": plan.ignore_eos,
+            "stream_interval_ms": context.stream_interval_ms,
         }
         body = {
             "model": self._model,

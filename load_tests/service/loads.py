@@ -95,6 +95,10 @@ class TokenLoad:
         self._new_context = new_context
         self._corpus = Corpus(plan)
 
+    def asked(self, new_context: NewContext) -> TokenLoad:
+        """The same requests, each in a context of ``new_context``."""
+        return TokenLoad(self._client, self._plan, new_context)
+
     async def prepare(self, on_chunk: Callable[[PrefilledChunk], None]) -> None:
         """Prefills the corpus, some chunks per call."""
         for first in range(0, self._plan.corpus, _PREFILLED_AT_ONCE):
@@ -138,6 +142,10 @@ class QuestionLoad:
         self.new_context = new_context
         self._client = client
         self._weights = zipf_weights(len(plan.questions), plan.zipf)
+
+    def asked(self, new_context: NewContext) -> QuestionLoad:
+        """The same requests, each in a context of ``new_context``."""
+        return QuestionLoad(self._client, self.plan, new_context)
 
     def questions(self, number: int) -> list[str]:
         draw = random.Random(f"{self.plan.seed} question {number}")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from load_tests.service.quality import Agreement
 from load_tests.service.result import RateResult
+from load_tests.service.sample import Sample
 from shared.config import load
 from shared.errors import ConfigError, InvalidRequest
 from shared.measuring.report import Measurement, measured, write_report
@@ -43,10 +44,29 @@ class BothWays:
 
 
 @dataclass(frozen=True, slots=True)
+class Gathered:
+    """TPOT, in ms, of so many streams at once whose tokens are gathered, and of the same with a message for
+    each token."""
+
+    num_streams: int
+    tpot_ms: tuple[float, ...]
+    single_tpot_ms: tuple[float, ...]
+
+    @classmethod
+    def of(cls, num_streams: int, gathered: Sequence[Sample], singly: Sequence[Sample]) -> Gathered:
+        return cls(num_streams, _tpots_ms(gathered), _tpots_ms(singly))
+
+    def measurement(self) -> Measurement:
+        name = f"tpot_gathered_{self.num_streams}"
+        return measured(name, self.tpot_ms, "ms", baseline=self.single_tpot_ms)
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """``load``: what was asked, in words. ``limits_ms``: the SLO in milliseconds, by metric. ``rate_limits``:
     requests per second that this machine's arithmetic allows at most, by reuse mode, where the model's shape
-    is known. ``library_tpot_ms``: a token of the engine by itself, without a service, likewise."""
+    is known. ``library_tpot_ms``: a token of the engine by itself, without a service, likewise;
+    ``beside_tpot_ms``: the same beside the cluster while that has nothing to do."""
 
     target: str
     level: str
@@ -61,6 +81,8 @@ class Outcome:
     both_ways: BothWays | None = None
     rate_limits: dict[str, float] | None = None
     library_tpot_ms: tuple[float, ...] = ()
+    beside_tpot_ms: tuple[float, ...] = ()
+    gathered: tuple[Gathered, ...] = ()
 
     def of(self, reuse: str) -> list[RateResult]:
         return sorted(
@@ -85,6 +107,7 @@ class Outcome:
         found = [*self._goodputs(), *self._unloaded()]
         if self.token_overhead_ms:
             found.append(measured("token_overhead_ms", self.token_overhead_ms, "ms", better="lower"))
+        found += [gathered.measurement() for gathered in self.gathered if gathered.tpot_ms]
         return found + (self.both_ways.measurements() if self.both_ways else [])
 
     def _goodputs(self) -> list[Measurement]:
@@ -128,9 +151,19 @@ class Outcome:
             found.append(measured(name, fastest.overhead_ms, "ms", better="lower"))
             if self.library_tpot_ms and fastest.tpot_ms:
                 library_ms = statistics.median(self.library_tpot_ms)
-                ratios = [ms / library_ms for ms in fastest.tpot_ms]
-                found.append(measured("service_token_ratio", ratios, "times", better="lower"))
+                found += [
+                    measured(name, [ms / library_ms for ms in tpot_ms], "times", better="lower")
+                    for name, tpot_ms in (
+                        ("service_token_ratio", fastest.tpot_ms),
+                        ("idle_cluster_token_ratio", self.beside_tpot_ms),
+                    )
+                    if tpot_ms
+                ]
         return found
+
+
+def _tpots_ms(samples: Sequence[Sample]) -> tuple[float, ...]:
+    return tuple(ms for sample in samples if (ms := sample.metric_ms("tpot")) is not None)
 
 
 def quickest(unloaded: Sequence[Unloaded]) -> Unloaded:

@@ -39,18 +39,33 @@ async def added_per_token_ms(ask: Ask, numbers: Sequence[int]) -> float:
     return (wall_ms - max(reply.timings.total_s for reply in replies) * MS) / num_tokens
 
 
-async def both_ways(grpc: Ask, http: Ask, numbers: Sequence[int]) -> list[tuple[Sample, Sample]]:
-    """Each request over gRPC and over HTTP, one at a time; which comes first alternates.
+async def both_ways(one: Ask, other: Ask, numbers: Sequence[int]) -> list[tuple[Sample, Sample]]:
+    """Each request both ways, one at a time; which comes first alternates.
 
     Raises:
         KvquiltError: one failed.
     """
     pairs = []
     for turn, number in enumerate(numbers):
-        first, second = (http, grpc) if turn % 2 else (grpc, http)
-        one, other = await timed(first, number), await timed(second, number)
-        pairs.append((other, one) if turn % 2 else (one, other))
+        first, second = (other, one) if turn % 2 else (one, other)
+        earlier, later = await timed(first, number), await timed(second, number)
+        pairs.append((later, earlier) if turn % 2 else (earlier, later))
     return pairs
+
+
+async def at_once_both_ways(
+    one: Ask, other: Ask, numbers: Sequence[int], rounds: int
+) -> tuple[list[Sample], list[Sample]]:
+    """All requests at once one way, then all at once the other way, and so on; which begins alternates.
+
+    Raises:
+        KvquiltError: one failed.
+    """
+    ways: tuple[list[Sample], list[Sample]] = ([], [])
+    for turn in range(2 * rounds):
+        way = (turn + turn // 2) % 2
+        ways[way].extend(await asyncio.gather(*(timed((one, other)[way], number) for number in numbers)))
+    return ways
 
 
 async def timed(ask: Ask, number: int) -> Sample:

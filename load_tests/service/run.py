@@ -11,8 +11,8 @@ from typing import Protocol
 from load_tests.service.arrivals import poisson
 from load_tests.service.driver import Ask, Driver, OnToken, Progress
 from load_tests.service.loads import Load
-from load_tests.service.outcome import BothWays, Unloaded, quickest
-from load_tests.service.overhead import added_per_token_ms, both_ways, one_by_one
+from load_tests.service.outcome import BothWays, Gathered, Unloaded, quickest
+from load_tests.service.overhead import added_per_token_ms, at_once_both_ways, both_ways, one_by_one
 from load_tests.service.plan import LoadPlan
 from load_tests.service.quality import Agreement, agreement
 from load_tests.service.result import Count, RateResult, overhead_ms, rate_result
@@ -41,17 +41,20 @@ class LoadFindings:
     rates: tuple[RateResult, ...]
     quality: tuple[Agreement, ...]
     both_ways: BothWays | None = None
+    gathered: tuple[Gathered, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
     """Requests outside the load have negative numbers, so that nothing of them repeats in it. ``over_http``:
-    the same load over HTTP, to be compared with it; None: it is not compared."""
+    the same load over HTTP, to be compared with it, and ``singly`` the same with a message for each event;
+    None: it is not compared."""
 
     load: Load
     plan: LoadPlan
     watcher: LoadObserver
     over_http: Load | None = None
+    singly: Load | None = None
 
     async def findings(self) -> LoadFindings:
         """
@@ -67,6 +70,7 @@ class LoadRun:
             await one_by_one(self._ask(mode), range(-num_warming, 0))
         unloaded = [await self._unloaded(mode) for mode in plan.unloaded_modes]
         over_both = await self._both_ways(quickest(unloaded).reuse)
+        gathered = await self._gathered()
         per_token = await self._token_overhead()
         limits_ms = plan.slo.limits_ms(_medians(unloaded[0]))
         rates: list[RateResult] = []
@@ -76,7 +80,7 @@ class LoadRun:
                     _medians(alone)["total"]
                 )
         quality = await self._quality()
-        return LoadFindings(limits_ms, tuple(unloaded), per_token, tuple(rates), quality, over_both)
+        return LoadFindings(limits_ms, tuple(unloaded), per_token, tuple(rates), quality, over_both, gathered)
 
     async def _unloaded(self, mode: AskedMode) -> Unloaded:
         self.watcher.doing(f"{mode}, one request at a time")
@@ -100,6 +104,22 @@ class LoadRun:
         ttfts = [(one.metric_ms("ttft"), other.metric_ms("ttft")) for one, other in pairs]
         told = [(grpc, http) for grpc, http in ttfts if grpc is not None and http is not None]
         return BothWays(reuse, tuple(grpc for grpc, _ in told), tuple(http for _, http in told))
+
+    async def _gathered(self) -> tuple[Gathered, ...]:
+        """Of what was asked before, so that all KV is resident."""
+        if self.singly is None:
+            return ()
+        plan, mode = self.plan, self.plan.reuse[-1]
+        gathered, singly = self._ask(mode), self._ask(mode, self.singly)
+        self.watcher.doing("a message for each token, and tokens gathered")
+        alone = [*range(-plan.num_unloaded, 0)]
+        pairs = await both_ways(gathered, singly, alone * plan.stream_rounds)
+        found = [Gathered.of(1, [one for one, _ in pairs], [other for _, other in pairs])]
+        if plan.num_streams > 1:
+            streams = range(-plan.num_streams, 0)
+            ways = await at_once_both_ways(gathered, singly, streams, plan.stream_rounds)
+            found.append(Gathered.of(plan.num_streams, *ways))
+        return tuple(found)
 
     async def _token_overhead(self) -> tuple[float, ...]:
         plan = self.plan

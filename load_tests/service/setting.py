@@ -33,7 +33,7 @@ from shared.measuring.case import Case
 from shared.measuring.rates import measure_rates
 from shared.measuring.shapes import SHAPES
 from shared.principals.credentials import Credentials, bearer, no_credentials
-from shared.request import RequestContext
+from shared.request import READERS_STREAM_INTERVAL_MS, RequestContext
 
 DEADLINE_MS = 300_000
 PREPARATION_MS = 3_600_000
@@ -53,6 +53,7 @@ class Setting:
     documents: Path | None = None
     http: str = ""
     key: str = field(default="", repr=False)
+    stream_interval_ms: int = READERS_STREAM_INTERVAL_MS
 
     @classmethod
     def of_options(cls, args: argparse.Namespace) -> Setting:
@@ -74,14 +75,18 @@ class Setting:
             raise InvalidRequest("--http: is for level answer and one question per request; leave it out")
         key = args.key_file.read_text(encoding="utf-8").strip() if args.key_file else ""
         key = key or os.environ.get(API_KEY, "")
-        return cls(tokens, questions, level, args.tenant, args.documents, args.http, key)
+        return cls(
+            tokens, questions, level, args.tenant, args.documents, args.http, key, args.stream_interval_ms
+        )
 
     @property
     def credentials(self) -> Credentials:
         return bearer(self.key) if self.key else no_credentials
 
     def context(self, deadline_ms: int = DEADLINE_MS) -> RequestContext:
-        return RequestContext.create(tenant=self.tenant, deadline_ms=deadline_ms)
+        return RequestContext.create(
+            tenant=self.tenant, deadline_ms=deadline_ms, stream_interval_ms=self.stream_interval_ms
+        )
 
 
 async def run_against(target: str, setting: Setting, plan: LoadPlan, console: Console, slo: str) -> Outcome:
@@ -92,7 +97,8 @@ async def run_against(target: str, setting: Setting, plan: LoadPlan, console: Co
     level = await _level(target, setting)
     async with _prepared(target, level, setting, console) as (load, words), _over_http(setting, load) as http:
         with console.status("") as status:
-            findings = await LoadRun(load, plan, Terminal(console, status), http).findings()
+            run = LoadRun(load, plan, Terminal(console, status), http, _singly(setting, load))
+            findings = await run.findings()
     return Outcome(
         target=target,
         level=level,
@@ -105,6 +111,7 @@ async def run_against(target: str, setting: Setting, plan: LoadPlan, console: Co
         quality=findings.quality,
         token_overhead_ms=findings.token_overhead_ms,
         both_ways=findings.both_ways,
+        gathered=findings.gathered,
     )
 
 
@@ -121,8 +128,8 @@ def machine_limits(outcome: Outcome, setting: Setting, shape: str) -> tuple[Outc
     return replace(outcome, rate_limits=limits), asdict(rates)
 
 
-def with_library(outcome: Outcome, setting: Setting, shape: str) -> Outcome:
-    """The outcome with what a token takes the engine as a library, over contexts as long as the requests'."""
+def library_tpot_ms(setting: Setting, shape: str) -> tuple[float, ...]:
+    """Returns what a token takes the engine as a library, over contexts as long as the requests'."""
     tokens = setting.tokens
     case = Case(
         SHAPES[shape],
@@ -134,7 +141,7 @@ def with_library(outcome: Outcome, setting: Setting, shape: str) -> Outcome:
     )
     library = Ours(case)
     rates = [library.decode_rate(tokens.num_questions) for _ in range(1 + LIBRARY_ROUNDS)]
-    return replace(outcome, library_tpot_ms=tuple(MS * tokens.num_questions / rate for rate in rates[1:]))
+    return tuple(MS * tokens.num_questions / rate for rate in rates[1:])
 
 
 async def _level(target: str, setting: Setting) -> str:
@@ -148,7 +155,7 @@ async def _level(target: str, setting: Setting) -> str:
 @asynccontextmanager
 async def _prepared(
     target: str, level: str, setting: Setting, console: Console
-) -> AsyncIterator[tuple[Load, dict[str, str]]]:
+) -> AsyncIterator[tuple[TokenLoad | QuestionLoad, dict[str, str]]]:
     """The load, and what it asks, in words. What was ingested for it is deleted afterwards; prefilled chunks
     belong to no document, so the store's garbage collection takes them."""
     if level == "generate":
@@ -165,6 +172,13 @@ async def _prepared(
     words = asdict(plan) | {"questions": len(plan.questions)}
     async with rag_client(target, setting.credentials) as rag, _ingested(target, setting, console):
         yield QuestionLoad(rag, plan, setting.context), {name: str(value) for name, value in words.items()}
+
+
+def _singly(setting: Setting, load: TokenLoad | QuestionLoad) -> Load | None:
+    """The same load with a message for each event, where that is not what is asked anyway."""
+    if not setting.stream_interval_ms:
+        return None
+    return load.asked(replace(setting, stream_interval_ms=0).context)
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from shared.rpc import HealthServicer, server_stream, unary
 from shared.streams import mapped
 from shared.wire.answer import ANSWERED, INQUIRY
 from shared.wire.feedback import FEEDBACK, RATED
+from shared.wire.gathering import in_messages
 
 
 class GatewayHandlers(HealthServicer):
@@ -52,7 +53,7 @@ class GatewayHandlers(HealthServicer):
     def Answer(
         self, request: rag_pb2.AnswerRequest, ctx: RequestContext
     ) -> AsyncGenerator[rag_pb2.AnswerEvent, None]:
-        return mapped(self._pipeline.answer(ctx, INQUIRY.of(request)), ANSWERED.to_pb)
+        return in_messages(ctx, mapped(self._pipeline.answer(ctx, INQUIRY.of(request)), ANSWERED.to_pb))
 
     @unary
     async def Feedback(

@@ -20,6 +20,7 @@ from shared.streams import mapped
 from shared.tracing.spans import traced_stream
 from shared.wire.asked import chunks_of, forest_of, order_of, prefix_of
 from shared.wire.forest import EXPLORED, command_of
+from shared.wire.gathering import in_messages
 from shared.wire.told import GENERATED, MODEL, PREFILLED, RECOMPUTED
 
 
@@ -54,9 +55,9 @@ class GenerationServicer(LoadedServicer[Generator]):
         else:
             written = MarginWriter(generator, ctx, planned, margins).answer()
             events = mapped(charged(self.door, ctx, written, _tokens_of), GENERATED.to_pb)
-        async with aclosing(events):
-            async for event in events:
-                yield event
+        async with aclosing(in_messages(ctx, events)) as messages:
+            async for message in messages:
+                yield message
 
     @both_streams
     async def Explore(

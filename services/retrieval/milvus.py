@@ -30,6 +30,11 @@ NOT_LOADED = 101
 CALL_S = 30.0  # without a limit pymilvus retries for minutes when a server is gone
 _COLLECTION_NOT_FOUND = 100
 _RETRY_S = 0.5
+# pymilvus pings an idle connection every minute, and a gRPC server, unless told otherwise, ends one that is
+# pinged more often than every five. The embedded one lives in this process: there is nothing to find out.
+_NO_PINGS = {"grpc.keepalive_time_ms": 2**31 - 1}
+# gRPC would wait up to two minutes before it tries a server again that was away, also in a channel made anew.
+_TRIES_AGAIN = {"grpc.initial_reconnect_backoff_ms": 100, "grpc.max_reconnect_backoff_ms": 1000}
 
 
 class Lexical(enum.Enum):
@@ -68,7 +73,7 @@ def _connect_server(uri: str, token: str, timeout_s: float) -> Milvus:
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            client = MilvusClient(uri=uri, token=token, timeout=timeout_s)
+            client = MilvusClient(uri=uri, token=token, timeout=timeout_s, grpc_options=_TRIES_AGAIN)
             version = str(client.get_server_version(timeout=timeout_s))
             break
         except (MilvusException, grpc.RpcError) as error:
@@ -92,7 +97,7 @@ def _connect_server(uri: str, token: str, timeout_s: float) -> Milvus:
 
 def _open_embedded(directory: str, timeout_s: float) -> Milvus:
     server = serve_embedded(Path(directory), timeout_s)
-    client = MilvusClient(uri=f"http://127.0.0.1:{server.port}")
+    client = MilvusClient(uri=f"http://127.0.0.1:{server.port}", grpc_options=_NO_PINGS)
 
     def close() -> None:
         client.close()

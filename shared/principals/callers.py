@@ -62,6 +62,8 @@ class Meta(Protocol):
     def traceparent(self) -> str: ...
     @property
     def priority(self) -> int: ...
+    @property
+    def stream_interval_ms(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class Caller:
             self.signer,
             meta.traceparent,
             meta.priority,
+            meta.stream_interval_ms,
         )
 
     def _principal(self, meta: Meta) -> Principal | None:

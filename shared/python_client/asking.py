@@ -21,6 +21,7 @@ class ConnectionOptions(TypedDict, total=False):
     deadline_s: float
     priority: int
     retries: int
+    stream_interval_ms: int
 
 
 class SearchOptions(TypedDict, total=False):

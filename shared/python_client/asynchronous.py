@@ -34,7 +34,7 @@ from shared.python_client.asking import (
 )
 from shared.python_client.forests import AsyncForest
 from shared.python_client.retries import OverloadPauses
-from shared.request import RequestContext
+from shared.request import READERS_STREAM_INTERVAL_MS, RequestContext
 from shared.search import SearchHit
 
 KEY_VARIABLE, TARGET_VARIABLE = "KVQUILT_API_KEY", "KVQUILT_TARGET"
@@ -61,6 +61,8 @@ class AsyncClient:
         deadline_s: of every call that names none; 120 if left out.
         priority: of every call, among what waits of the same tenant; lower goes earlier, from -100 to 100.
         retries: of a call that is refused for want of room; 2 if left out.
+        stream_interval_ms: tokens that come within so long after others are sent together, the first one of
+            an answer and its end at once; 50 if left out, 0: each by itself.
 
         Raises:
             InvalidRequest: names the argument. ConfigError: the authorities cannot be read.
@@ -77,6 +79,7 @@ class AsyncClient:
         key = how.get("api_key", os.environ.get(KEY_VARIABLE, ""))
         self._credentials: Credentials = bearer(key) if key else no_credentials
         self._deadline_s, self._priority = deadline_s, how.get("priority", 0)
+        self._stream_interval_ms = how.get("stream_interval_ms", READERS_STREAM_INTERVAL_MS)
         self._retries = retries
         self._channel = channel_to(target, how.get("ca_file", ""), how.get("server_name", ""))
         self._rag = rag.RagClient(
@@ -189,7 +192,11 @@ class AsyncClient:
 
     def _context(self, deadline_s: float | None) -> RequestContext:
         seconds = self._deadline_s if deadline_s is None else deadline_s
-        return RequestContext.create(deadline_ms=max(1, int(seconds * 1000)), priority=self._priority)
+        return RequestContext.create(
+            deadline_ms=max(1, int(seconds * 1000)),
+            priority=self._priority,
+            stream_interval_ms=self._stream_interval_ms,
+        )
 
     def _transport(self, service: str, application: str, patience_s: float = 0.0) -> GrpcTransport:
         return GrpcTransport(self._channel, service, application, patience_s, self._credentials)

@@ -93,6 +93,29 @@ def test_a_plain_grpcio_client_gets_a_whole_answer(stack: Stack) -> None:
     assert events[-1].WhichOneof("event") == "done"
 
 
+def test_events_of_an_answer_come_together_where_that_is_asked_for(stack: Stack) -> None:
+    def messages(interval_ms: int) -> list[rag_pb2.AnswerEvent]:
+        meta = common_pb2.RequestMeta(stream_interval_ms=interval_ms)
+        sampling = common_pb2.Sampling(max_tokens=40, ignore_eos=True)
+        request = rag_pb2.AnswerRequest(
+            meta=meta, collection=COLLECTION, questions=[QUESTION], sampling=sampling
+        )
+        with grpc.insecure_channel(stack.target) as channel:
+            stub = rag_pb2_grpc.RagStub(channel)
+            return list(stub.Answer(request, metadata=(("application", "gateway"),)))
+
+    def tokens(events: list[rag_pb2.AnswerEvent]) -> list[int]:
+        return [e.token.token_id for e in events if e.WhichOneof("event") == "token"]
+
+    single, together = messages(0), messages(10_000)
+    assert not any(message.more for message in single)
+    assert len(together) <= 8 < 40 < len(single)
+    assert [message.WhichOneof("event") for message in together[:2]] == ["retrieved", "token"]
+    events = [event for message in together for event in (message, *message.more)]
+    assert tokens(events) == tokens(single)
+    assert events[-1].WhichOneof("event") == "done"
+
+
 async def test_an_answer_streams_context_tokens_text_cost_and_end(stack: Stack) -> None:
     events = await ask(stack)
     assert isinstance(events[0], Retrieved)

@@ -55,13 +55,16 @@ async def taking_nothing_by_grpc(stack: Stack) -> AsyncIterator[Any]:
 
 @contextlib.contextmanager
 def taking_nothing_by_http(stack: Stack) -> Any:
-    """A connection on which an answer has begun. As little as possible fits in between."""
+    """A connection on which an answer has begun. As little as possible fits in between, and what does is
+    there long before the answer ends, however fast the machine."""
     body = json.dumps(
         {
             "model": "demo",
             "messages": [{"role": "user", "content": QUESTION}],
             "stream": True,
             "n": 2 * BRANCHES,
+            "logprobs": True,
+            "top_logprobs": 20,
             "max_tokens": MOST_TOKENS,
             "temperature": 1.0,
             "collection": COLLECTION,
@@ -134,7 +137,10 @@ async def cut(stack: Stack, before: str, num: int) -> None:
     name, labels = CUT
     enough, ends_s = total(before, name, **labels) + num, time.monotonic() + WAIT_S
     while total(now := await asyncio.to_thread(scraped, stack), name, **labels) < enough:
-        shown = ("kvquilt_answers_", "kvquilt_request_success")
-        counts = [line for line in now.splitlines() if line.startswith(shown)]
-        assert time.monotonic() < ends_s, "\n".join(counts)
+        assert time.monotonic() < ends_s, f"{ended_so_far(before)}\n\nand now\n\n{ended_so_far(now)}"
         await asyncio.sleep(0.2)
+
+
+def ended_so_far(scrape: str) -> str:
+    shown = ("kvquilt_answers_", "kvquilt_request_success")
+    return "\n".join(line for line in scrape.splitlines() if line.startswith(shown))

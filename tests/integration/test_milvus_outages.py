@@ -12,6 +12,7 @@ from load_tests.servers.milvus import MilvusServer
 from services.retrieval.milvus import connect
 from shared.clients.retrieval import RetrievalClient
 from shared.errors import DeadlineExceeded, Unavailable
+from shared.patience import patiently
 from shared.request import RequestContext
 from shared.search import IndexedIds
 from tests.integration.test_retrieval_service import WordEmbedder, _document, _serving
@@ -67,7 +68,8 @@ async def test_what_was_acknowledged_is_there_after_an_outage(
                 await call(RequestContext.create(deadline_ms=1_500))
 
     await outage(server, meanwhile)
-    after = await client.search(RequestContext.create(deadline_ms=60_000), "c", ["blue whale"], k=3)
+    waits = RequestContext.create(deadline_ms=60_000)
+    after = await patiently(waits, "searching", lambda: client.search(waits, "c", ["blue whale"], k=3))
     assert after.rankings[0][0].chunk == before.rankings[0][0].chunk
     late = _document("late", "a white owl sleeps")
     await client.index(RequestContext.create(deadline_ms=60_000), "c", late)

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from milvus_lite.adapter.grpc.server import start_server_in_thread
+from pymilvus import MilvusClient
 
 from protos.kvquilt.v1 import common_pb2, retrieval_pb2
+from services.retrieval import milvus
 from services.retrieval.app import Retrieval
 from services.retrieval.config import RetrievalConfig
 from shared.errors import ConfigError, Unavailable
@@ -59,3 +61,20 @@ async def test_a_setting_that_stays_wrong_is_told_without_trying_again(tmp_path:
     await asyncio.wait_for(replica._opening, 5)
     with pytest.raises(ConfigError):
         await replica.ListCollections(retrieval_pb2.ListCollectionsRequest())
+
+
+def test_an_embedded_index_is_not_pinged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server would end a connection that is pinged as often as pymilvus does it."""
+    options: dict[str, object] = {}
+
+    def connect(uri: str, grpc_options: dict[str, object]) -> MilvusClient:
+        options.update(grpc_options)
+        return MilvusClient(uri=uri, grpc_options=grpc_options)
+
+    monkeypatch.setattr(milvus, "MilvusClient", connect)
+    opened = milvus.connect(str(tmp_path / "index"), "", 10.0)
+    try:
+        assert opened.client.list_collections() == []
+    finally:
+        opened.close()
+    assert options == {"grpc.keepalive_time_ms": 2**31 - 1}

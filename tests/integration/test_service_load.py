@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -124,6 +125,10 @@ async def test_every_request_arrives_as_it_was_planned_and_is_counted() -> None:
     assert (tokens.resident, tokens.loaded, tokens.computed) == (40 * 15, 40 * 5, 40 * 10)
     names = {measurement.name for measurement in outcome.measurements()}
     assert {"goodput_full", "goodput_reordered", "gateway_overhead_ms", "token_overhead_ms"} <= names
+    intervals = Counter(request.meta.stream_interval_ms for request in generator.requests)
+    assert intervals[0] == sum(len(one.single_tpot_ms) for one in outcome.gathered) > 0
+    assert set(intervals) == {0, 50}
+    assert {one.num_streams for one in outcome.gathered} == {1, 2}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +141,7 @@ async def test_every_request_arrives_as_it_was_planned_and_is_counted() -> None:
 async def test_failures_are_counted_by_status_and_miss_the_slo(
     generator: PromptGenerator, status: str, num_bad: int
 ) -> None:
-    (result,) = (await load_test(generator, "--rate 20 --slo ttft:5s --quality 0")).rates
+    (result,) = (await load_test(generator, "--rate 20 --slo ttft:5s --quality 0 --stream-interval 0")).rates
     assert result.statuses[status] == num_bad
     assert sum(result.statuses.values()) == result.num_requests == 40
     assert not result.holds

@@ -48,20 +48,22 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_REFUSED: FinishReason
 
 class RequestMeta(_message.Message):
-    __slots__ = ("request_id", "tenant", "deadline_ms", "principal", "traceparent", "priority")
+    __slots__ = ("request_id", "tenant", "deadline_ms", "principal", "traceparent", "priority", "stream_interval_ms")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    STREAM_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     deadline_ms: int
     principal: str
     traceparent: str
     priority: int
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., principal: _Optional[str] = ..., traceparent: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+    stream_interval_ms: int
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., principal: _Optional[str] = ..., traceparent: _Optional[str] = ..., priority: _Optional[int] = ..., stream_interval_ms: _Optional[int] = ...) -> None: ...
 
 class HealthRequest(_message.Message):
     __slots__ = ("meta",)

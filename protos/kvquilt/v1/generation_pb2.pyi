@@ -119,7 +119,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., questions: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[str] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., explain: _Optional[bool] = ..., adapter: _Optional[str] = ..., kv_context: _Optional[str] = ..., idle: _Optional[bool] = ..., chunk_ids: _Optional[_Iterable[str]] = ..., route: _Optional[str] = ..., route_held: _Optional[int] = ..., conversation: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("token", "branch_done", "done", "chosen", "margin_token", "margin", "selected")
+    __slots__ = ("token", "branch_done", "done", "chosen", "margin_token", "margin", "selected", "more")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     BRANCH_DONE_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +127,7 @@ class GenerateResponse(_message.Message):
     MARGIN_TOKEN_FIELD_NUMBER: _ClassVar[int]
     MARGIN_FIELD_NUMBER: _ClassVar[int]
     SELECTED_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     token: GeneratedToken
     branch_done: BranchDone
     done: GenerateDone
@@ -134,7 +135,8 @@ class GenerateResponse(_message.Message):
     margin_token: _common_pb2.MarginToken
     margin: _common_pb2.Margin
     selected: _recompute_pb2.Selected
-    def __init__(self, token: _Optional[_Union[GeneratedToken, _Mapping]] = ..., branch_done: _Optional[_Union[BranchDone, _Mapping]] = ..., done: _Optional[_Union[GenerateDone, _Mapping]] = ..., chosen: _Optional[_Union[_common_pb2.Chosen, _Mapping]] = ..., margin_token: _Optional[_Union[_common_pb2.MarginToken, _Mapping]] = ..., margin: _Optional[_Union[_common_pb2.Margin, _Mapping]] = ..., selected: _Optional[_Union[_recompute_pb2.Selected, _Mapping]] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[GenerateResponse]
+    def __init__(self, token: _Optional[_Union[GeneratedToken, _Mapping]] = ..., branch_done: _Optional[_Union[BranchDone, _Mapping]] = ..., done: _Optional[_Union[GenerateDone, _Mapping]] = ..., chosen: _Optional[_Union[_common_pb2.Chosen, _Mapping]] = ..., margin_token: _Optional[_Union[_common_pb2.MarginToken, _Mapping]] = ..., margin: _Optional[_Union[_common_pb2.Margin, _Mapping]] = ..., selected: _Optional[_Union[_recompute_pb2.Selected, _Mapping]] = ..., more: _Optional[_Iterable[_Union[GenerateResponse, _Mapping]]] = ...) -> None: ...
 
 class GeneratedToken(_message.Message):
     __slots__ = ("question", "sample", "token_id", "text", "logprob", "top_logprobs", "token", "top_tokens")

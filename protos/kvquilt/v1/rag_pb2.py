@@ -28,15 +28,15 @@ from protos.kvquilt.v1 import recompute_pb2 as protos_dot_kvquilt_dot_v1_dot_rec
 from protos.kvquilt.v1 import retrieval_pb2 as protos_dot_kvquilt_dot_v1_dot_retrieval__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bprotos/kvquilt/v1/rag.proto\x12\nkvquilt.v1\x1a\x1eprotos/kvquilt/v1/common.proto\x1a\"protos/kvquilt/v1/generation.proto\x1a!protos/kvquilt/v1/recompute.proto\x1a!protos/kvquilt/v1/retrieval.proto\"h\n\x10RetrievalOptions\x12\t\n\x01k\x18\x01 \x01(\r\x12$\n\x04mode\x18\x02 \x01(\x0e\x32\x16.kvquilt.v1.SearchMode\x12#\n\x07\x66ilters\x18\x03 \x03(\x0b\x32\x12.kvquilt.v1.Filter\"\x91\x04\n\rAnswerRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\x12\x11\n\tquestions\x18\x03 \x03(\t\x12\r\n\x05reuse\x18\x0c \x01(\t\x12&\n\x08sampling\x18\x05 \x01(\x0b\x32\x14.kvquilt.v1.Sampling\x12/\n\tretrieval\x18\x06 \x01(\x0b\x32\x1c.kvquilt.v1.RetrievalOptions\x12&\n\x08\x64\x65\x63oding\x18\x07 \x01(\x0b\x32\x14.kvquilt.v1.Decoding\x12(\n\trecompute\x18\x08 \x01(\x0b\x32\x15.kvquilt.v1.Recompute\x12\x1c\n\x03\x61pe\x18\t \x01(\x0b\x32\x0f.kvquilt.v1.Ape\x12\x16\n\x0ewithout_prefix\x18\n \x01(\x08\x12\x0f\n\x07\x65xplain\x18\x0b \x01(\x08\x12\x0f\n\x07refusal\x18\r \x01(\t\x12\x0f\n\x07preface\x18\x0e \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x0f \x01(\t\x12\x11\n\tno_shadow\x18\x10 \x01(\x08\x12-\n\tdocuments\x18\x11 \x03(\x0b\x32\x1a.kvquilt.v1.HandedDocument\x12\x0e\n\x06pasted\x18\x12 \x01(\x08\x12&\n\x05turns\x18\x13 \x03(\x0b\x32\x17.kvquilt.v1.EarlierTurnJ\x04\x08\x04\x10\x05\",\n\x0b\x45\x61rlierTurn\x12\x0f\n\x07speaker\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"-\n\x0eHandedDocument\x12\r\n\x05title\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x92\x03\n\x0b\x41nswerEvent\x12*\n\tretrieved\x18\x01 \x01(\x0b\x32\x15.kvquilt.v1.RetrievedH\x00\x12+\n\x05token\x18\x02 \x01(\x0b\x32\x1a.kvquilt.v1.GeneratedTokenH\x00\x12(\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\x16.kvquilt.v1.AnswerTextH\x00\x12(\n\x05usage\x18\x04 \x01(\x0b\x32\x17.kvquilt.v1.AnswerUsageH\x00\x12&\n\x04\x64one\x18\x05 \x01(\x0b\x32\x16.kvquilt.v1.AnswerDoneH\x00\x12$\n\x06\x63hosen\x18\x06 \x01(\x0b\x32\x12.kvquilt.v1.ChosenH\x00\x12/\n\x0cmargin_token\x18\x07 \x01(\x0b\x32\x17.kvquilt.v1.MarginTokenH\x00\x12$\n\x06margin\x18\x08 \x01(\x0b\x32\x12.kvquilt.v1.MarginH\x00\x12(\n\x08selected\x18\t \x01(\x0b\x32\x14.kvquilt.v1.SelectedH\x00\x42\x07\n\x05\x65vent\"z\n\tRetrieved\x12#\n\x04hits\x18\x01 \x03(\x0b\x32\x15.kvquilt.v1.SearchHit\x12$\n\x04mode\x18\x02 \x01(\x0e\x32\x16.kvquilt.v1.SearchMode\x12\x0f\n\x07queries\x18\x03 \x03(\t\x12\x11\n\tfollow_up\x18\x04 \x01(\t\"\xa5\x01\n\nAnswerText\x12\x10\n\x08question\x18\x01 \x01(\r\x12\x0e\n\x06sample\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.kvquilt.v1.FinishReason\x12\'\n\tcitations\x18\x05 \x03(\x0b\x32\x14.kvquilt.v1.Citation\x12\r\n\x05score\x18\x06 \x01(\x02\"\xc2\x01\n\x08\x43itation\x12\x13\n\x0b\x64ocument_id\x18\x01 \x01(\t\x12\r\n\x05title\x18\x02 \x01(\t\x12\x10\n\x08\x63hunk_id\x18\x03 \x01(\t\x12\x0b\n\x03hit\x18\x04 \x01(\r\x12\x0f\n\x07heading\x18\x05 \x01(\t\x12\r\n\x05\x62lock\x18\x06 \x01(\r\x12\x15\n\rblock_heading\x18\x07 \x01(\t\x12\x1d\n\x15\x63onditioned_on_header\x18\x08 \x01(\x08\x12\x1d\n\x15\x63onditioned_on_chunks\x18\t \x03(\r\"U\n\x0b\x41nswerUsage\x12 \n\x05usage\x18\x01 \x01(\x0b\x32\x11.kvquilt.v1.Usage\x12$\n\x07timings\x18\x02 \x01(\x0b\x32\x13.kvquilt.v1.Timings\" \n\nAnswerDone\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x93\x01\n\x0f\x46\x65\x65\x64\x62\x61\x63kRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\"\n\x06rating\x18\x03 \x01(\x0e\x32\x12.kvquilt.v1.Rating\x12\x0f\n\x07\x63omment\x18\x04 \x01(\t\x12\x10\n\x08question\x18\x05 \x01(\r\"\x12\n\x10\x46\x65\x65\x64\x62\x61\x63kResponse\"P\n\x13ListFeedbackRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\"\xf3\x01\n\x0bRatedAnswer\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08question\x18\x02 \x01(\r\x12\"\n\x06rating\x18\x03 \x01(\x0e\x32\x12.kvquilt.v1.Rating\x12\x0f\n\x07\x63omment\x18\x04 \x01(\t\x12\x12\n\ncollection\x18\x05 \x01(\t\x12\r\n\x05\x61sked\x18\x06 \x01(\t\x12\x0e\n\x06\x61nswer\x18\x07 \x01(\t\x12\r\n\x05reuse\x18\x08 \x01(\t\x12\r\n\x05ratio\x18\t \x01(\x01\x12\x11\n\tchunk_ids\x18\n \x03(\t\x12\x14\n\x0c\x64ocument_ids\x18\x0b \x03(\t\x12\x0f\n\x07rated_s\x18\x0c \x01(\x01\"6\n\rStatusRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\">\n\x0eStatusResponse\x12,\n\x08services\x18\x01 \x03(\x0b\x32\x1a.kvquilt.v1.HealthResponse*A\n\x06Rating\x12\x16\n\x12RATING_UNSPECIFIED\x10\x00\x12\x0f\n\x0bRATING_GOOD\x10\x01\x12\x0e\n\nRATING_BAD\x10\x02\x32\x99\x02\n\x03Rag\x12>\n\x06\x41nswer\x12\x19.kvquilt.v1.AnswerRequest\x1a\x17.kvquilt.v1.AnswerEvent0\x01\x12\x45\n\x08\x46\x65\x65\x64\x62\x61\x63k\x12\x1b.kvquilt.v1.FeedbackRequest\x1a\x1c.kvquilt.v1.FeedbackResponse\x12J\n\x0cListFeedback\x12\x1f.kvquilt.v1.ListFeedbackRequest\x1a\x17.kvquilt.v1.RatedAnswer0\x01\x12?\n\x06Health\x12\x19.kvquilt.v1.HealthRequest\x1a\x1a.kvquilt.v1.HealthResponse2H\n\x05\x41\x64min\x12?\n\x06Status\x12\x19.kvquilt.v1.StatusRequest\x1a\x1a.kvquilt.v1.StatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bprotos/kvquilt/v1/rag.proto\x12\nkvquilt.v1\x1a\x1eprotos/kvquilt/v1/common.proto\x1a\"protos/kvquilt/v1/generation.proto\x1a!protos/kvquilt/v1/recompute.proto\x1a!protos/kvquilt/v1/retrieval.proto\"h\n\x10RetrievalOptions\x12\t\n\x01k\x18\x01 \x01(\r\x12$\n\x04mode\x18\x02 \x01(\x0e\x32\x16.kvquilt.v1.SearchMode\x12#\n\x07\x66ilters\x18\x03 \x03(\x0b\x32\x12.kvquilt.v1.Filter\"\x91\x04\n\rAnswerRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\x12\x11\n\tquestions\x18\x03 \x03(\t\x12\r\n\x05reuse\x18\x0c \x01(\t\x12&\n\x08sampling\x18\x05 \x01(\x0b\x32\x14.kvquilt.v1.Sampling\x12/\n\tretrieval\x18\x06 \x01(\x0b\x32\x1c.kvquilt.v1.RetrievalOptions\x12&\n\x08\x64\x65\x63oding\x18\x07 \x01(\x0b\x32\x14.kvquilt.v1.Decoding\x12(\n\trecompute\x18\x08 \x01(\x0b\x32\x15.kvquilt.v1.Recompute\x12\x1c\n\x03\x61pe\x18\t \x01(\x0b\x32\x0f.kvquilt.v1.Ape\x12\x16\n\x0ewithout_prefix\x18\n \x01(\x08\x12\x0f\n\x07\x65xplain\x18\x0b \x01(\x08\x12\x0f\n\x07refusal\x18\r \x01(\t\x12\x0f\n\x07preface\x18\x0e \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x0f \x01(\t\x12\x11\n\tno_shadow\x18\x10 \x01(\x08\x12-\n\tdocuments\x18\x11 \x03(\x0b\x32\x1a.kvquilt.v1.HandedDocument\x12\x0e\n\x06pasted\x18\x12 \x01(\x08\x12&\n\x05turns\x18\x13 \x03(\x0b\x32\x17.kvquilt.v1.EarlierTurnJ\x04\x08\x04\x10\x05\",\n\x0b\x45\x61rlierTurn\x12\x0f\n\x07speaker\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"-\n\x0eHandedDocument\x12\r\n\x05title\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xb9\x03\n\x0b\x41nswerEvent\x12*\n\tretrieved\x18\x01 \x01(\x0b\x32\x15.kvquilt.v1.RetrievedH\x00\x12+\n\x05token\x18\x02 \x01(\x0b\x32\x1a.kvquilt.v1.GeneratedTokenH\x00\x12(\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\x16.kvquilt.v1.AnswerTextH\x00\x12(\n\x05usage\x18\x04 \x01(\x0b\x32\x17.kvquilt.v1.AnswerUsageH\x00\x12&\n\x04\x64one\x18\x05 \x01(\x0b\x32\x16.kvquilt.v1.AnswerDoneH\x00\x12$\n\x06\x63hosen\x18\x06 \x01(\x0b\x32\x12.kvquilt.v1.ChosenH\x00\x12/\n\x0cmargin_token\x18\x07 \x01(\x0b\x32\x17.kvquilt.v1.MarginTokenH\x00\x12$\n\x06margin\x18\x08 \x01(\x0b\x32\x12.kvquilt.v1.MarginH\x00\x12(\n\x08selected\x18\t \x01(\x0b\x32\x14.kvquilt.v1.SelectedH\x00\x12%\n\x04more\x18\n \x03(\x0b\x32\x17.kvquilt.v1.AnswerEventB\x07\n\x05\x65vent\"z\n\tRetrieved\x12#\n\x04hits\x18\x01 \x03(\x0b\x32\x15.kvquilt.v1.SearchHit\x12$\n\x04mode\x18\x02 \x01(\x0e\x32\x16.kvquilt.v1.SearchMode\x12\x0f\n\x07queries\x18\x03 \x03(\t\x12\x11\n\tfollow_up\x18\x04 \x01(\t\"\xa5\x01\n\nAnswerText\x12\x10\n\x08question\x18\x01 \x01(\r\x12\x0e\n\x06sample\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.kvquilt.v1.FinishReason\x12\'\n\tcitations\x18\x05 \x03(\x0b\x32\x14.kvquilt.v1.Citation\x12\r\n\x05score\x18\x06 \x01(\x02\"\xc2\x01\n\x08\x43itation\x12\x13\n\x0b\x64ocument_id\x18\x01 \x01(\t\x12\r\n\x05title\x18\x02 \x01(\t\x12\x10\n\x08\x63hunk_id\x18\x03 \x01(\t\x12\x0b\n\x03hit\x18\x04 \x01(\r\x12\x0f\n\x07heading\x18\x05 \x01(\t\x12\r\n\x05\x62lock\x18\x06 \x01(\r\x12\x15\n\rblock_heading\x18\x07 \x01(\t\x12\x1d\n\x15\x63onditioned_on_header\x18\x08 \x01(\x08\x12\x1d\n\x15\x63onditioned_on_chunks\x18\t \x03(\r\"U\n\x0b\x41nswerUsage\x12 \n\x05usage\x18\x01 \x01(\x0b\x32\x11.kvquilt.v1.Usage\x12$\n\x07timings\x18\x02 \x01(\x0b\x32\x13.kvquilt.v1.Timings\" \n\nAnswerDone\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x93\x01\n\x0f\x46\x65\x65\x64\x62\x61\x63kRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\"\n\x06rating\x18\x03 \x01(\x0e\x32\x12.kvquilt.v1.Rating\x12\x0f\n\x07\x63omment\x18\x04 \x01(\t\x12\x10\n\x08question\x18\x05 \x01(\r\"\x12\n\x10\x46\x65\x65\x64\x62\x61\x63kResponse\"P\n\x13ListFeedbackRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\"\xf3\x01\n\x0bRatedAnswer\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08question\x18\x02 \x01(\r\x12\"\n\x06rating\x18\x03 \x01(\x0e\x32\x12.kvquilt.v1.Rating\x12\x0f\n\x07\x63omment\x18\x04 \x01(\t\x12\x12\n\ncollection\x18\x05 \x01(\t\x12\r\n\x05\x61sked\x18\x06 \x01(\t\x12\x0e\n\x06\x61nswer\x18\x07 \x01(\t\x12\r\n\x05reuse\x18\x08 \x01(\t\x12\r\n\x05ratio\x18\t \x01(\x01\x12\x11\n\tchunk_ids\x18\n \x03(\t\x12\x14\n\x0c\x64ocument_ids\x18\x0b \x03(\t\x12\x0f\n\x07rated_s\x18\x0c \x01(\x01\"6\n\rStatusRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\">\n\x0eStatusResponse\x12,\n\x08services\x18\x01 \x03(\x0b\x32\x1a.kvquilt.v1.HealthResponse*A\n\x06Rating\x12\x16\n\x12RATING_UNSPECIFIED\x10\x00\x12\x0f\n\x0bRATING_GOOD\x10\x01\x12\x0e\n\nRATING_BAD\x10\x02\x32\x99\x02\n\x03Rag\x12>\n\x06\x41nswer\x12\x19.kvquilt.v1.AnswerRequest\x1a\x17.kvquilt.v1.AnswerEvent0\x01\x12\x45\n\x08\x46\x65\x65\x64\x62\x61\x63k\x12\x1b.kvquilt.v1.FeedbackRequest\x1a\x1c.kvquilt.v1.FeedbackResponse\x12J\n\x0cListFeedback\x12\x1f.kvquilt.v1.ListFeedbackRequest\x1a\x17.kvquilt.v1.RatedAnswer0\x01\x12?\n\x06Health\x12\x19.kvquilt.v1.HealthRequest\x1a\x1a.kvquilt.v1.HealthResponse2H\n\x05\x41\x64min\x12?\n\x06Status\x12\x19.kvquilt.v1.StatusRequest\x1a\x1a.kvquilt.v1.StatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.kvquilt.v1.rag_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RATING']._serialized_start=2545
-  _globals['_RATING']._serialized_end=2610
+  _globals['_RATING']._serialized_start=2584
+  _globals['_RATING']._serialized_end=2649
   _globals['_RETRIEVALOPTIONS']._serialized_start=181
   _globals['_RETRIEVALOPTIONS']._serialized_end=285
   _globals['_ANSWERREQUEST']._serialized_start=288
@@ -46,31 +46,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HANDEDDOCUMENT']._serialized_start=865
   _globals['_HANDEDDOCUMENT']._serialized_end=910
   _globals['_ANSWEREVENT']._serialized_start=913
-  _globals['_ANSWEREVENT']._serialized_end=1315
-  _globals['_RETRIEVED']._serialized_start=1317
-  _globals['_RETRIEVED']._serialized_end=1439
-  _globals['_ANSWERTEXT']._serialized_start=1442
-  _globals['_ANSWERTEXT']._serialized_end=1607
-  _globals['_CITATION']._serialized_start=1610
-  _globals['_CITATION']._serialized_end=1804
-  _globals['_ANSWERUSAGE']._serialized_start=1806
-  _globals['_ANSWERUSAGE']._serialized_end=1891
-  _globals['_ANSWERDONE']._serialized_start=1893
-  _globals['_ANSWERDONE']._serialized_end=1925
-  _globals['_FEEDBACKREQUEST']._serialized_start=1928
-  _globals['_FEEDBACKREQUEST']._serialized_end=2075
-  _globals['_FEEDBACKRESPONSE']._serialized_start=2077
-  _globals['_FEEDBACKRESPONSE']._serialized_end=2095
-  _globals['_LISTFEEDBACKREQUEST']._serialized_start=2097
-  _globals['_LISTFEEDBACKREQUEST']._serialized_end=2177
-  _globals['_RATEDANSWER']._serialized_start=2180
-  _globals['_RATEDANSWER']._serialized_end=2423
-  _globals['_STATUSREQUEST']._serialized_start=2425
-  _globals['_STATUSREQUEST']._serialized_end=2479
-  _globals['_STATUSRESPONSE']._serialized_start=2481
-  _globals['_STATUSRESPONSE']._serialized_end=2543
-  _globals['_RAG']._serialized_start=2613
-  _globals['_RAG']._serialized_end=2894
-  _globals['_ADMIN']._serialized_start=2896
-  _globals['_ADMIN']._serialized_end=2968
+  _globals['_ANSWEREVENT']._serialized_end=1354
+  _globals['_RETRIEVED']._serialized_start=1356
+  _globals['_RETRIEVED']._serialized_end=1478
+  _globals['_ANSWERTEXT']._serialized_start=1481
+  _globals['_ANSWERTEXT']._serialized_end=1646
+  _globals['_CITATION']._serialized_start=1649
+  _globals['_CITATION']._serialized_end=1843
+  _globals['_ANSWERUSAGE']._serialized_start=1845
+  _globals['_ANSWERUSAGE']._serialized_end=1930
+  _globals['_ANSWERDONE']._serialized_start=1932
+  _globals['_ANSWERDONE']._serialized_end=1964
+  _globals['_FEEDBACKREQUEST']._serialized_start=1967
+  _globals['_FEEDBACKREQUEST']._serialized_end=2114
+  _globals['_FEEDBACKRESPONSE']._serialized_start=2116
+  _globals['_FEEDBACKRESPONSE']._serialized_end=2134
+  _globals['_LISTFEEDBACKREQUEST']._serialized_start=2136
+  _globals['_LISTFEEDBACKREQUEST']._serialized_end=2216
+  _globals['_RATEDANSWER']._serialized_start=2219
+  _globals['_RATEDANSWER']._serialized_end=2462
+  _globals['_STATUSREQUEST']._serialized_start=2464
+  _globals['_STATUSREQUEST']._serialized_end=2518
+  _globals['_STATUSRESPONSE']._serialized_start=2520
+  _globals['_STATUSRESPONSE']._serialized_end=2582
+  _globals['_RAG']._serialized_start=2652
+  _globals['_RAG']._serialized_end=2933
+  _globals['_ADMIN']._serialized_start=2935
+  _globals['_ADMIN']._serialized_end=3007
 # @@protoc_insertion_point(module_scope)

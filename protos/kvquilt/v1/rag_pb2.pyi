@@ -87,7 +87,7 @@ class HandedDocument(_message.Message):
     def __init__(self, title: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class AnswerEvent(_message.Message):
-    __slots__ = ("retrieved", "token", "answer", "usage", "done", "chosen", "margin_token", "margin", "selected")
+    __slots__ = ("retrieved", "token", "answer", "usage", "done", "chosen", "margin_token", "margin", "selected", "more")
     RETRIEVED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,7 @@ class AnswerEvent(_message.Message):
     MARGIN_TOKEN_FIELD_NUMBER: _ClassVar[int]
     MARGIN_FIELD_NUMBER: _ClassVar[int]
     SELECTED_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     retrieved: Retrieved
     token: _generation_pb2.GeneratedToken
     answer: AnswerText
@@ -106,7 +107,8 @@ class AnswerEvent(_message.Message):
     margin_token: _common_pb2.MarginToken
     margin: _common_pb2.Margin
     selected: _recompute_pb2.Selected
-    def __init__(self, retrieved: _Optional[_Union[Retrieved, _Mapping]] = ..., token: _Optional[_Union[_generation_pb2.GeneratedToken, _Mapping]] = ..., answer: _Optional[_Union[AnswerText, _Mapping]] = ..., usage: _Optional[_Union[AnswerUsage, _Mapping]] = ..., done: _Optional[_Union[AnswerDone, _Mapping]] = ..., chosen: _Optional[_Union[_common_pb2.Chosen, _Mapping]] = ..., margin_token: _Optional[_Union[_common_pb2.MarginToken, _Mapping]] = ..., margin: _Optional[_Union[_common_pb2.Margin, _Mapping]] = ..., selected: _Optional[_Union[_recompute_pb2.Selected, _Mapping]] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[AnswerEvent]
+    def __init__(self, retrieved: _Optional[_Union[Retrieved, _Mapping]] = ..., token: _Optional[_Union[_generation_pb2.GeneratedToken, _Mapping]] = ..., answer: _Optional[_Union[AnswerText, _Mapping]] = ..., usage: _Optional[_Union[AnswerUsage, _Mapping]] = ..., done: _Optional[_Union[AnswerDone, _Mapping]] = ..., chosen: _Optional[_Union[_common_pb2.Chosen, _Mapping]] = ..., margin_token: _Optional[_Union[_common_pb2.MarginToken, _Mapping]] = ..., margin: _Optional[_Union[_common_pb2.Margin, _Mapping]] = ..., selected: _Optional[_Union[_recompute_pb2.Selected, _Mapping]] = ..., more: _Optional[_Iterable[_Union[AnswerEvent, _Mapping]]] = ...) -> None: ...
 
 class Retrieved(_message.Message):
     __slots__ = ("hits", "mode", "queries", "follow_up")

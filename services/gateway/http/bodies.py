@@ -21,7 +21,7 @@ from shared.generation.modes import Recompute
 from shared.generation.orders import Reuse, mode_named
 from shared.generation.response_format import ResponseFormat
 from shared.principals.callers import OPERATOR, Caller
-from shared.request import RequestContext
+from shared.request import MAX_STREAM_INTERVAL_MS, READERS_STREAM_INTERVAL_MS, RequestContext
 from shared.wire.enums import REFUSALS
 
 MAX_NUMBER = 2**32 - 1  # what a message between services can carry
@@ -94,6 +94,7 @@ class QuestionBody(Lenient, ABC):
     tenant: str | None = None
     deadline_ms: int | None = Field(None, ge=1, le=_DAY_MS)
     priority: int | None = Field(None, ge=HIGHEST, le=LOWEST)
+    stream_interval_ms: int | None = Field(None, ge=0, le=MAX_STREAM_INTERVAL_MS)
     ignore_eos: bool | None = None
 
     @property
@@ -152,7 +153,12 @@ class QuestionBody(Lenient, ABC):
         Raises:
             InvalidRequest: the tenant is no name, or the header names another one.
         """
-        return context_of(headers, caller, self.tenant or "", self.deadline_ms or 0, self.priority or 0)
+        asked = self.stream_interval_ms
+        read_along_ms = READERS_STREAM_INTERVAL_MS if asked is None else asked
+        interval_ms = read_along_ms if self.stream else MAX_STREAM_INTERVAL_MS
+        return context_of(
+            headers, caller, self.tenant or "", self.deadline_ms or 0, self.priority or 0, interval_ms
+        )
 
     def collection_named(self) -> str:
         """

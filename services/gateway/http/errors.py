@@ -42,6 +42,7 @@ _RENAMED = {
     "meta.tenant": "tenant",
     "meta.deadline_ms": "deadline_ms",
     "meta.priority": "priority",
+    "meta.stream_interval_ms": "stream_interval_ms",
 }
 NO_NAMES: Mapping[str, str] = {}
 _DOTTED = re.compile("|".join(re.escape(name) for name in _RENAMED if "." in name))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shared.errors import InvalidRequest
 from shared.principals.callers import OPERATOR, Caller
-from shared.request import RequestContext
+from shared.request import MAX_STREAM_INTERVAL_MS, RequestContext
 from shared.tracing.traceparent import HEADER as TRACEPARENT_HEADER
 
 TENANT_HEADER, REQUEST_ID_HEADER = "x-kvquilt-tenant", "x-request-id"
@@ -23,6 +23,7 @@ class _Meta:
     tenant: str
     deadline_ms: int
     priority: int
+    stream_interval_ms: int
     principal: str = ""
     traceparent: str = ""
 
@@ -33,8 +34,10 @@ def context_of(
     tenant: str = "",
     deadline_ms: int = 0,
     priority: int = 0,
+    stream_interval_ms: int = MAX_STREAM_INTERVAL_MS,
 ) -> RequestContext:
-    """``tenant``: that the body names; 0: the usual deadline.
+    """``tenant``: that the body names; 0: the usual deadline. ``stream_interval_ms``: of an answer that is
+    streamed; of one that is sent whole it may as well come together.
 
     Raises:
         InvalidRequest: the tenant is no name, or the header names another one; there is no such priority.
@@ -48,6 +51,7 @@ def context_of(
             tenant or header,
             deadline_ms,
             priority,
+            stream_interval_ms,
             traceparent=headers.get(TRACEPARENT_HEADER, ""),
         )
     )

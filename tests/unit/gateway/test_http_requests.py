@@ -158,6 +158,15 @@ def test_a_deadline_is_kept() -> None:
     assert [request().context({}).priority, request(priority=-7).context({}).priority] == [0, -7]
 
 
+def test_tokens_of_a_stream_come_together_and_whole_answers_in_few_messages() -> None:
+    def interval_ms(**body: object) -> int:
+        return request(**body).context({}).stream_interval_ms
+
+    assert interval_ms(stream=True) == 50
+    assert [interval_ms(stream=True, stream_interval_ms=ms) for ms in (0, 200, 10_000)] == [0, 200, 10_000]
+    assert interval_ms() == interval_ms(stream=False, stream_interval_ms=0) == 10_000
+
+
 def test_documents_are_handed_over_and_log_probabilities_are_asked_for() -> None:
     documents = [{"title": "Bridge", "text": "Orla Venn built it"}, {"text": "1874"}]
     asked = request(collection=None, documents=documents, logprobs=True, top_logprobs=3).inquiry()

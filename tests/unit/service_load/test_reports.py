@@ -19,7 +19,7 @@ from load_tests.service.page import write_page
 from load_tests.service.quality import agreement
 from load_tests.service.result import Count, RateResult, Tokens, rate_result
 from load_tests.service.sample import Sample
-from load_tests.service.setting import LIBRARY_ROUNDS, Setting, with_library
+from load_tests.service.setting import LIBRARY_ROUNDS, Setting, library_tpot_ms
 from load_tests.service.terminal import show
 from shared.errors import InvalidRequest
 from shared.measuring.shapes import SHAPES, Shape
@@ -118,14 +118,20 @@ class TestOutcome:
     def test_a_token_of_the_service_is_compared_with_one_of_the_library(self) -> None:
         by_name = {m.name: m for m in outcome().measurements()}
         assert by_name["service_token_ratio"].value == pytest.approx(10 / 8)
-        without = replace(outcome(), library_tpot_ms=())
-        assert "service_token_ratio" not in {m.name for m in without.measurements()}
+        assert "idle_cluster_token_ratio" not in by_name
+        without = replace(outcome(), library_tpot_ms=(), beside_tpot_ms=(9.0,))
+        assert not {m.name for m in without.measurements() if m.name.endswith("token_ratio")}
+
+    def test_it_is_said_what_an_idle_cluster_takes_from_a_token(self) -> None:
+        beside = replace(outcome(), beside_tpot_ms=(9.0, 8.8, 9.2))
+        by_name = {m.name: m for m in beside.measurements()}
+        assert by_name["idle_cluster_token_ratio"].value == pytest.approx(9 / 8)
 
     def test_the_library_decodes_what_the_service_is_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
         shape = Shape(hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=64, vocab=100)
         monkeypatch.setitem(SHAPES, "tiny", shape)
         sizes = TokenPlan(k=2, chunk_len=20, question_len=8, num_generated=4, vocab=100, prefix_len=8)
-        found = with_library(outcome(), Setting(sizes, QuestionPlan("", ())), "tiny").library_tpot_ms
+        found = library_tpot_ms(Setting(sizes, QuestionPlan("", ())), "tiny")
         assert len(found) == LIBRARY_ROUNDS
         assert min(found) > 0
 
