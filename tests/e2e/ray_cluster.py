@@ -87,6 +87,11 @@ class Cluster:
             for name, app in self._call("GET")["applications"].items()
         }
 
+    def nodes(self) -> dict[str, str]:
+        """The state of each node, by its address."""
+        summary = self._json("/nodes?view=summary")["data"]["summary"]
+        return {node["ip"]: node["raylet"]["state"] for node in summary}
+
     def answers(self) -> bool:
         try:
             self._call("GET")
@@ -95,8 +100,11 @@ class Cluster:
         return True
 
     def _call(self, method: str, body: Any = None) -> Any:
+        return self._json("/api/serve/applications/", method, body)
+
+    def _json(self, path: str, method: str = "GET", body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.dashboard}/api/serve/applications/", data, method=method)
+        request = urllib.request.Request(f"{self.dashboard}{path}", data, method=method)
         request.add_header("Content-Type", "application/json")
         request.add_header("x-ray-authorization", f"Bearer {self.token}")  # KubeRay's way
         with urllib.request.urlopen(request, timeout=240) as answer:

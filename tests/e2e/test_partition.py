@@ -49,7 +49,6 @@ class TwoNodes:
     key: str
     ends: ExitStack
     far: subprocess.Popen[bytes] = field(init=False)
-    generators: set[str] = field(init=False)
 
     def start_far(self) -> None:
         """It sees directories of its own where the head has its."""
@@ -70,8 +69,8 @@ class TwoNodes:
         self.far = self.ends.enter_context(ray_node(cluster, options, cluster.directory / "far.log", within))
 
     def is_far_given_up(self) -> bool | None:
-        """Whether Ray runs its generator elsewhere, or waits for a place to run it."""
-        return None if self.generators <= self.cluster.replicas()["generator"] else True
+        """Whether Ray counts it among the dead."""
+        return True if self.cluster.nodes()[self.network.there] == "DEAD" else None
 
     def has_far_ended(self) -> bool | None:
         return None if self.far.poll() is None else True
@@ -109,7 +108,6 @@ def two(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, helm: Helm) ->
             nodes = TwoNodes(cluster, network, cluster.mount(objects), stack)
             nodes.start_far()
             cluster.deploy(serve_config_of(objects))
-            nodes.generators = cluster.replicas()["generator"]
         yield nodes
 
 

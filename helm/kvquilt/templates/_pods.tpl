@@ -305,6 +305,9 @@ emptyDir:
 - {name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, value: shared.slow_readers.guards}
 # Serve replaces a proxy that died after three looks at it.
 - {name: RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S, value: "2"}
+# Calls to a node that is cut off end after half a minute at the latest, and not only when Ray gives it up.
+- {name: RAY_grpc_client_keepalive_time_ms, value: "10000"}
+- {name: RAY_grpc_client_keepalive_timeout_ms, value: "20000"}
 - {name: RAY_DEDUP_LOGS, value: "0"}
 - {name: RAY_COLOR_PREFIX, value: "0"}
 {{- if eq .Values.rayAuth "disabled" }}

@@ -142,6 +142,15 @@ def test_a_proxy_that_died_is_replaced_as_soon_as_on_one_machine(objects: list[d
         assert environment["RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"] == PROXY_CHECK_S
 
 
+def test_every_pod_notices_within_half_a_minute_that_another_one_is_cut_off(
+    objects: list[dict[str, Any]],
+) -> None:
+    for template in ray_templates(objects).values():
+        environment = {e["name"]: e.get("value") for e in template["spec"]["containers"][0]["env"]}
+        keepalive = [environment[f"RAY_grpc_client_keepalive_{name}_ms"] for name in ("time", "timeout")]
+        assert sum(map(int, keepalive)) <= 30_000
+
+
 def test_every_resource_that_a_replica_asks_for_is_offered_by_one_group(
     objects: list[dict[str, Any]],
 ) -> None:
