@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ CHANNEL_OPTIONS = (
 # Ray Serve's proxy reports the death of a replica as internal, in Ray's words; gRPC's client a connection
 # that broke in the middle of a call, in its own.
 _COULD_NOT_SEND = "Internal error from Core"
+_SAID_LATE_S = 1.0
 _DIED = re.compile(rf"actor (died|is dead|is (temporarily )?unavailable)|^{_COULD_NOT_SEND}$", re.IGNORECASE)
 _TOO_LARGE = re.compile(r"(Received|Sent) message larger than max \((\d+) vs\. (\d+)\)")
 _NOT_DEPLOYED = re.compile(r"^(Application '[^']*') not found")
@@ -99,7 +100,7 @@ class GrpcTransport:
         self, method: str, requests: AsyncIterator[Message], response_type: type[ResponseT], timeout_s: float
     ) -> ResponseT:
         start = self._callable(self._channel.stream_unary, method, response_type)
-        with _sending(requests, partial(start, timeout=timeout_s)) as call:
+        async with _sending(requests, partial(start, timeout=timeout_s)) as call:
             response: ResponseT = await call
         return response
 
@@ -107,7 +108,7 @@ class GrpcTransport:
         self, method: str, requests: AsyncIterator[Message], response_type: type[ResponseT], timeout_s: float
     ) -> AsyncGenerator[ResponseT, None]:
         start = self._callable(self._channel.stream_stream, method, response_type)
-        with _sending(requests, partial(start, timeout=timeout_s)) as stream:
+        async with _sending(requests, partial(start, timeout=timeout_s)) as stream:
             try:
                 async for response in stream:
                     yield response
@@ -142,10 +143,10 @@ def error_of(error: grpc.aio.AioRpcError) -> errors.KvquiltError:
     return from_status(error.code().name, text, details)
 
 
-@contextmanager
-def _sending(
+@asynccontextmanager
+async def _sending(
     requests: AsyncIterator[Message], start: Callable[[AsyncIterator[Message]], Any]
-) -> Iterator[Any]:
+) -> AsyncIterator[Any]:
     """The call that ``start`` makes with ``requests``. Its failure is that of ``requests`` if these raise,
     else what the service said, also if gRPC says in its place that it could not send the next request."""
     failures: list[Exception] = []
@@ -160,17 +161,20 @@ def _sending(
             raise
 
     def note(call: Any) -> None:
-        code, details, trailing = map(_result, (call.code(), call.details(), call.trailing_metadata()))
-        if code not in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED):
-            said.append(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details))
+        end = _end_of(call)
+        if end.code() not in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED) and not _could_not_send(end):
+            said.append(end)
 
     call = start(sent())
     call.add_done_callback(note)
     try:
         yield call
     except grpc.aio.AioRpcError as error:
-        told = said[0] if said and error.details() == _COULD_NOT_SEND else error
-        raise failures[0] if failures else error_of(told) from None
+        if failures:
+            raise failures[0] from None
+        if _could_not_send(error):
+            error = said[0] if said else await _said_late(call)
+        raise error_of(error) from None
     except asyncio.CancelledError:
         # gRPC cancels the call by itself when ``requests`` raises or one of them can no longer be sent.
         task = asyncio.current_task()
@@ -178,6 +182,25 @@ def _sending(
             raise
         broke = errors.Unavailable("the connection broke while sending; retry")
         raise failures[0] if failures else error_of(said[0]) if said else broke from None
+
+
+async def _said_late(call: Any) -> grpc.aio.AioRpcError:
+    """How a call ended that could not send: gRPC may read only afterwards what the service said."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_SAID_LATE_S):
+            while _could_not_send(_end_of(call)):
+                await asyncio.sleep(0.001)
+    return _end_of(call)
+
+
+def _could_not_send(error: grpc.aio.AioRpcError) -> bool:
+    return error.details() == _COULD_NOT_SEND
+
+
+def _end_of(call: Any) -> grpc.aio.AioRpcError:
+    """Of a call that has ended."""
+    code, details, trailing = map(_result, (call.code(), call.details(), call.trailing_metadata()))
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details)
 
 
 def _result(ended: Coroutine[Any, Any, Any]) -> Any:
