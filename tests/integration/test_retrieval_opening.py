@@ -58,7 +58,7 @@ async def test_a_setting_that_stays_wrong_is_told_without_trying_again(tmp_path:
     ready, detail = await health(replica)
     assert not ready
     assert detail.startswith("milvus_uri: cannot keep an index there")
-    await asyncio.wait_for(replica._opening, 5)
+    await asyncio.wait_for(replica._opening, 60)
     with pytest.raises(ConfigError):
         await replica.ListCollections(retrieval_pb2.ListCollectionsRequest())
 

@@ -218,7 +218,7 @@ async def test_another_certificate_takes_its_place_without_a_restart(envoy: Envo
     for _ in range(100):
         async with store_client(envoy.target, bearer(KEY), str(newer.file)) as store:
             with suppress(Unavailable):
-                await store.stats(RequestContext.create(deadline_ms=2_000))
+                await store.stats(RequestContext.create(deadline_ms=10_000))
                 return
         await asyncio.sleep(0.1)
     raise AssertionError("the old certificate is still shown")
