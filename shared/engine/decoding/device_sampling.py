@@ -1,5 +1,5 @@
-"""``sampling`` where the logits are: the same draws from the same noise, all rows at once. What the host says
-goes there in one copy, what it is told comes back in one, and that is the only time it waits.
+"""Samples on the device where the logits are: the same draws from the same noise as ``sampling``, all rows at
+once. One kernel reads what the host says; what it is told comes back in one copy, the only time it waits.
 
 Integers of the noise are the same bits (64-bit products wrap around on every device), floats may differ by
 their last rounding, so that a token changes only where two were about to tie. Shapes: B rows, V vocabulary, D
