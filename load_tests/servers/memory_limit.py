@@ -10,7 +10,7 @@ from pathlib import Path
 
 _MOUNT = Path("/sys/fs/cgroup")
 _KILLED = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
-LEFT_BYTES = 16 << 20
+LEFT_BYTES = 4 << 20
 
 
 class NoMemoryLimit(Exception):
