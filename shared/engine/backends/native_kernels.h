@@ -182,7 +182,7 @@ INLINE void NAME(product)(const float *a, int64_t row_a, const float *b, int64_t
 #pragma GCC unroll 8
         for (int n = 0; n < columns; n++) {
             across[n] = NAME(load)(b + i * row_b + n * LANES);
-            __builtin_prefetch(ahead + i * row_b + n * LANES, 0, 2);
+            __builtin_prefetch(ahead + i * row_b + n * LANES, 0, 3);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
@@ -291,6 +291,11 @@ INLINE void NAME(transpose)(const char *from, const int32_t *rows, int64_t row_b
  * of the block stands behind all keys. Where to go on is returned. */
 INLINE int NAME(next_block)(const uint32_t *words, int num_words, int first, int end, int32_t *keys, int *num_keys) {
     int count = 0;
+    if (!words) {
+        const int next = end - first < BLOCK_KEYS ? end : first + BLOCK_KEYS;
+        for (; count < next - first; count++) keys[count] = first + count;
+        first = next;
+    }
     for (; first < end && count < BLOCK_KEYS; first++) {
         const int seen = first / 32 >= num_words || !(words[first / 32] >> (first % 32) & 1);
         keys[count] = first;
@@ -301,13 +306,34 @@ INLINE int NAME(next_block)(const uint32_t *words, int num_words, int first, int
     return first;
 }
 
-/* Some keys [num_keys, dim] become [dim, BLOCK_KEYS], zero beyond the last one. ``dim`` in numbers of 32 bits. */
+/* The depth of the second product: a block's keys, up to a multiple of what one instruction takes. */
+INLINE int NAME(depth)(int num_keys) {
+#if TILES
+    const int step = 2 * TILE_ROWS;
+#else
+    const int step = 2;
+#endif
+    return (num_keys + step - 1) / step * step;
+}
+
+#if PAIRS
+/* 16 of the block's keys from ``first`` on; the last one in the place of those that it has not. */
+INLINE void NAME(sixteen)(const int32_t *keys, int first, int num_keys, int32_t *to) {
+    _mm512_storeu_si512(to, _mm512_min_epi32(_mm512_loadu_si512(keys + first), _mm512_set1_epi32(keys[num_keys - 1])));
+}
+#endif
+
+/* Some keys [num_keys, dim] become [dim, BLOCK_KEYS]; what is beyond the last one is hidden from every row. ``dim`` in numbers of 32
+ * bits. */
 INLINE void NAME(pack_keys)(const void *k, const int32_t *keys, int num_keys, int head_dim, float *to, const int dtype) {
 #if PAIRS
-    if (dtype == BFLOAT16 && num_keys == BLOCK_KEYS && head_dim % 32 == 0) {
-        for (int key = 0; key < BLOCK_KEYS; key += 16)
+    if (dtype == BFLOAT16 && head_dim % 32 == 0) {
+        for (int key = 0; key < num_keys; key += 16) {
+            int32_t rows[16];
+            NAME(sixteen)(keys, key, num_keys, rows);
             for (int d = 0; d < head_dim; d += 32)
-                NAME(transpose)((const char *)k + d * 2, keys + key, head_dim * 2, to + d / 2 * BLOCK_KEYS + key, BLOCK_KEYS);
+                NAME(transpose)((const char *)k + d * 2, rows, head_dim * 2, to + d / 2 * BLOCK_KEYS + key, BLOCK_KEYS);
+        }
         return;
     }
 #endif
@@ -321,7 +347,8 @@ INLINE void NAME(pack_keys)(const void *k, const int32_t *keys, int num_keys, in
         }
 }
 
-/* Their values become [BLOCK_KEYS, wide], or pairs of them [BLOCK_KEYS / 2, wide]; zero beyond the last one and beyond dim. */
+/* Their values become [BLOCK_KEYS, wide], or pairs of them [BLOCK_KEYS / 2, wide], up to a whole step of the depth; zero beyond dim.
+ * Beyond the last key, whose weights are 0, is what is finite. */
 INLINE void NAME(pack_values)(const void *v, const int32_t *keys, int num_keys, int head_dim, int wide, float *to, const int dtype) {
     if (!USES_PAIRS(dtype)) {
         memset(to, 0, sizeof(float) * BLOCK_KEYS * wide);
@@ -331,22 +358,28 @@ INLINE void NAME(pack_values)(const void *v, const int32_t *keys, int num_keys, 
     }
     const uint16_t *from = v;
     uint16_t *pairs = (uint16_t *)to;
-    int key = 0;
 #if PAIRS
     if (head_dim % 32 == 0) {
         const Ints first = NAME(lane)() * 0x10001 + (32 << 16); /* number i of one row, then number i of the other */
         const __m512i low = (__m512i)first, high = (__m512i)(first + 16 * 0x10001);
-        for (; key + 2 <= num_keys; key += 2)
-            for (int d = 0; d < head_dim; d += 32) {
-                const __m512i one = _mm512_loadu_si512(from + (int64_t)keys[key] * head_dim + d);
-                const __m512i two = _mm512_loadu_si512(from + (int64_t)keys[key + 1] * head_dim + d);
-                _mm512_storeu_si512(pairs + (int64_t)key * wide + 2 * d, _mm512_permutex2var_epi16(one, low, two));
-                _mm512_storeu_si512(pairs + (int64_t)key * wide + 2 * d + 32, _mm512_permutex2var_epi16(one, high, two));
+        int32_t rows[16];
+        for (int key = 0; key < NAME(depth)(num_keys); key += 16, pairs += 16 * wide) {
+            NAME(sixteen)(keys, key, num_keys, rows);
+#pragma GCC unroll 8
+            for (int i = 0; i < 16; i += 2) {
+                const uint16_t *one = from + (int64_t)rows[i] * head_dim, *two = from + (int64_t)rows[i + 1] * head_dim;
+                for (int d = 0; d < head_dim; d += 32) {
+                    const __m512i x = _mm512_loadu_si512(one + d), y = _mm512_loadu_si512(two + d);
+                    _mm512_storeu_si512(pairs + i * wide + 2 * d, _mm512_permutex2var_epi16(x, low, y));
+                    _mm512_storeu_si512(pairs + i * wide + 2 * d + 32, _mm512_permutex2var_epi16(x, high, y));
+                }
             }
+        }
+        return;
     }
 #endif
-    memset(pairs + (int64_t)key * wide, 0, sizeof(uint16_t) * (BLOCK_KEYS - key) * wide);
-    for (; key < num_keys; key++)
+    memset(pairs, 0, sizeof(uint16_t) * BLOCK_KEYS * wide);
+    for (int key = 0; key < num_keys; key++)
         for (int d = 0; d < head_dim; d++)
             pairs[(int64_t)(key / 2) * 2 * wide + 2 * d + key % 2] = from[(int64_t)keys[key] * head_dim + d];
 }
@@ -463,6 +496,14 @@ INLINE void NAME(weigh)(const NAME(Room) *room, int i, const float *scores, uint
     for (int n = 0; n < N; n++) NAME(store)(weights + n * LANES, x[n]);
 }
 
+/* Where keys and values of a unit's piece and head begin, or with ``seen`` those that its item sees. */
+INLINE void NAME(find)(const Step *s, int layer, int64_t unit, const int seen, int item_bytes, const char **k, const char **v) {
+    const int32_t *facts = s->items + unit / s->num_kv_heads * 4, *piece = s->pieces + (int64_t)facts[0] * 3;
+    const int64_t *address = s->addresses + (int64_t)facts[0] * 2 * s->num_layers + layer;
+    const int64_t from = (unit % s->num_kv_heads * piece[2] + (seen ? facts[2] : 0)) * s->head_dim * item_bytes;
+    *k = (const char *)address[0] + from, *v = (const char *)address[s->num_layers] + from;
+}
+
 /* The item's flat rows, rotated to their distance, over the item's keys; fills their slots. Keys that all of these rows exclude are
  * passed over. A row that sees nothing of the split but what it excludes has 0 and −∞. */
 INLINE void NAME(attend_as)(const Step *s, int layer, Rows q, float scale, int item, int kv_head, char *workspace, const int dtype) {
@@ -499,8 +540,10 @@ INLINE void NAME(attend_as)(const Step *s, int layer, Rows q, float scale, int i
     memset(room.total, 0, sizeof(float) * rows * LANES);
     memset(room.weights, 0, sizeof(float) * STACK * BLOCK_KEYS); /* of rows that do not count */
 
-    const int64_t *address = s->addresses + (int64_t)facts[0] * 2 * s->num_layers + layer, base = (int64_t)kv_head * piece[2] * dim;
-    const char *k = (const char *)address[0] + base * item_bytes, *v = (const char *)address[s->num_layers] + base * item_bytes;
+    const char *k, *v, *then_keys, *then_values; /* Threads take units in turn: then comes the one after those of all others. */
+    const int64_t unit = (int64_t)item * s->num_kv_heads + kv_head, num_units = (int64_t)s->num_items * s->num_kv_heads;
+    NAME(find)(s, layer, unit, 0, item_bytes, &k, &v);
+    NAME(find)(s, layer, unit + s->num_threads < num_units ? unit + s->num_threads : unit, 1, item_bytes, &then_keys, &then_values);
     const int first_look = piece[0] + facts[1] / group, last_look = piece[0] + (facts[1] + num_flat - 1) / group;
     const uint32_t *words = s->passes_over ? (const uint32_t *)NAME(excluded_by_all)(s, first_look, last_look) : 0;
     const int num_words = words ? s->looks[(int64_t)first_look * 5 + 4] : 0;
@@ -511,18 +554,20 @@ INLINE void NAME(attend_as)(const Step *s, int layer, Rows q, float scale, int i
          next = NAME(next_block)(words, num_words, next, end, keys, &num_keys)) {
         NAME(pack_keys)(k, keys, num_keys, dim, room.keys, dtype);
         NAME(pack_values)(v, keys, num_keys, dim, wide, room.values, dtype);
-        const float *next_keys = NAME(at)(k, (int64_t)next * dim, dtype), *next_values = NAME(at)(v, (int64_t)next * dim, dtype);
+        const int goes_on = next < end;
+        const float *next_keys = goes_on ? NAME(at)(k, (int64_t)next * dim, dtype) : (const float *)then_keys;
+        const float *next_values = goes_on ? NAME(at)(v, (int64_t)next * dim, dtype) : (const float *)then_values;
         for (int top = 0; top < rows; top += STACK) {
             const int counted = num_flat - top < STACK ? num_flat - top : STACK;
             NAME(products)(room.q + (int64_t)top * depth, depth, room.keys, BLOCK_KEYS, top ? room.keys : next_keys, depth, room.scores,
-                           BLOCK_KEYS, 0, counted, BLOCK_KEYS / LANES, pairs);
+                           BLOCK_KEYS, 0, counted, (num_keys + LANES - 1) / LANES, pairs);
             for (int r = 0; r < counted; r++) {
                 const int i = top + r;
                 const uint64_t hidden = NAME(hidden_keys)(s, layer, room.look[i], room.seen[i], keys, !words);
                 NAME(weigh)(&room, i, room.scores + r * BLOCK_KEYS, hidden, room.weights + r * (pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS), pairs);
             }
             NAME(products)(room.weights, pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS, room.values, wide, top ? room.values : next_values,
-                           pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS, room.out + (int64_t)top * wide, wide, 1, counted, wide / LANES, pairs);
+                           NAME(depth)(num_keys) / (pairs ? 2 : 1), room.out + (int64_t)top * wide, wide, 1, counted, wide / LANES, pairs);
         }
     }
 
