@@ -6,6 +6,10 @@
 #include <unistd.h>
 
 #define TILE_ROWS 16
+
+#ifdef EMULATED_TILES /* In their place what this header has, in plain C: for tests on a processor without. */
+#include EMULATED_TILES
+#else
 #define TILE_DATA 18
 #define REQUEST_PERMISSION 0x1023
 
@@ -32,3 +36,4 @@ static inline int may_use_matrix_units(void) {
     return __get_cpuid_count(7, 0, &a, &b, &c, &features) && features >> 22 & 1 && features >> 24 & 1
            && !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
 }
+#endif

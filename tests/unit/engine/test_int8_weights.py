@@ -26,15 +26,15 @@ from shared.engine.model.int8 import (
 from shared.engine.model.linear_kernels import LEVELS, UNIT, best_level
 from shared.engine.model.rounding import relative_error
 from shared.errors import ConfigError, ModelMismatch, ModelUnsupported
+from tests.emulated_tiles import TESTED
 from tests.lora_adapters import random_adapter
 from tests.oracles import FAMILIES, as_dtype, tiny_model
 from tests.soft_packets import random_packets
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(not best_level(), reason="no kernels of int8 weights on this processor"),
+    pytest.mark.skipif(not TESTED, reason="no kernels of int8 weights on this processor"),
 ]
-HERE = range(1, best_level() + 1)
 ONE_ROUNDING = {torch.float32: 3e-6, torch.bfloat16: 4e-3, torch.float16: 6e-4}
 
 
@@ -75,7 +75,7 @@ class TestQuantising:
         assert torch.equal(Int8Linear(plain, room=Room())(torch.randn(2, 5)), plain.bias.expand(2, 3))
 
 
-@pytest.mark.parametrize("level", HERE, ids=lambda level: LEVELS[level])
+@pytest.mark.parametrize("level", TESTED, ids=lambda level: LEVELS[level])
 @pytest.mark.parametrize("dtype", ONE_ROUNDING, ids=str)
 class TestKernels:
     @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -166,7 +166,7 @@ class TestKernels:
         assert product(x_RI).isnan().all(1).tolist() == [False, False, True, False, False]
 
 
-PAIRS = [level for level in HERE if level > 1]
+PAIRS = [level for level in TESTED if level > 1]
 
 
 @pytest.mark.skipif(not PAIRS, reason="no kernels of bfloat16 rows on this processor")

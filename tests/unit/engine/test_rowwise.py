@@ -17,6 +17,7 @@ from shared.engine.model.packing import ONE_DNN, ROWWISE, best_products, packed_
 from shared.engine.model.rounding import relative_error
 from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, RowwiseNorm, rowwise_works
 from shared.engine.model.self_check import rows_are_independent
+from tests.emulated_tiles import TESTED
 from tests.oracles import FAMILIES, as_dtype, tiny_model
 
 pytestmark = [
@@ -28,9 +29,9 @@ ANY = settings(max_examples=60, deadline=None, derandomize=True, suppress_health
 ROWS = st.one_of(st.integers(1, 30), st.integers(1, 450))
 
 
-@pytest.fixture(autouse=True, params=range(2, linear_kernels.best_level() + 1), ids=lambda n: LEVELS[n])
+@pytest.fixture(autouse=True, params=TESTED[1:], ids=lambda n: LEVELS[n])
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Of the kernels, each that this processor runs."""
+    """Of the kernels, each that can run here."""
     level: int = request.param
     monkeypatch.setattr(linear_kernels, "best_level", lambda: level)
     return level
