@@ -6,9 +6,9 @@
     python -m load_tests.engine --device cuda --report gpu --json build/gpu.json
 
 Times to first token: of transformers with nothing cached and with exactly this prefix cached; of the engine
-with the chunks' KV resident (in another order each time) and in files. Decoding: one question, and eight over
-one context. Sharing: many requests over mostly the same chunks. What ``batch_invariant``, sampling
-and mode ``ape`` cost, what int8 weights bring.
+with the chunks' KV resident (in another order each time) and in files. Decoding: one question, eight and 32
+over one context. Sharing: many requests over mostly the same chunks. What ``batch_invariant``, sampling and
+mode ``ape`` cost, what int8 weights bring.
 Chunks whose KV comes late: the engine's choice, against always loading and always computing.
 Speculation, on against off: an answer that quotes its context, one that does not, and one that is misled.
 Prefilling documents as chains, each chunk behind those in front of it, against the same chunks alone: times,

@@ -38,7 +38,8 @@ class Runs:
 
 
 def compare(case: Case, rates: Rates, runs: Runs) -> Iterator[Measurement]:
-    """Times to first token and decoding rates over one context. Peak memory comes last."""
+    """Times to first token and decoding rates over one context; behind peak memory what transformers is not
+    asked."""
     context = case.context
     with Worker(Stock, case) as stock, Worker(Ours, case) as ours:
         yield from first_tokens(case, rates, runs, stock, ours)
@@ -49,6 +50,7 @@ def compare(case: Case, rates: Rates, runs: Runs) -> Iterator[Measurement]:
         )
         yield measured(f"kv_bytes_{context}", [ours.call(Ours.kv_bytes)], "byte")
         yield measured(f"packed_weight_bytes_{context}", [ours.call(Ours.packed_bytes)], "byte")
+        yield _many(f"decode_32_shared_{context}", 32, case, rates, runs, ours)
 
 
 def first_tokens(case: Case, rates: Rates, runs: Runs, stock: Worker, ours: Worker) -> Iterator[Measurement]:
@@ -77,6 +79,14 @@ def _decoding(
     )
     limit = batch / case.step_limit_s(batch, rates)
     return measured(name, values, "token/s", better="higher", baseline=theirs, limit=limit)
+
+
+def _many(name: str, batch: int, case: Case, rates: Rates, runs: Runs, ours: Worker) -> Measurement:
+    """Without transformers, which would read the context once for each."""
+    say(f"decoding {batch} over {case.context} tokens")
+    values = [ours.call(Ours.decode_rate, batch) for _ in range(runs.decode)]
+    limit = batch / case.step_limit_s(batch, rates)
+    return measured(name, values, "token/s", better="higher", limit=limit)
 
 
 def compare_sampled(case: Case, runs: Runs) -> Measurement:

@@ -165,13 +165,14 @@ def test_both_are_measured_in_one_run() -> None:
         "peak_bytes_32",
         "kv_bytes_32",
         "packed_weight_bytes_32",
+        "decode_32_shared_32",
     ]
     stitched = measurements[0]
     assert stitched.baseline is not None
     assert stitched.ratio == pytest.approx(stitched.baseline / stitched.value)
     assert 0 < (stitched.fraction_of_limit or 0) < 1
     assert (stitched.fraction_of_ceiling or 0) > 0
-    assert measurements[-2].value == (4 + 32) * TINY.kv_bytes_per_token  # prefix and chunks, once each
+    assert measurements[-3].value == (4 + 32) * TINY.kv_bytes_per_token  # prefix and chunks, once each
 
 
 def test_the_cost_of_batch_invariance_is_measured() -> None:
