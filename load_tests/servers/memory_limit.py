@@ -10,7 +10,7 @@ from pathlib import Path
 
 _MOUNT = Path("/sys/fs/cgroup")
 _KILLED = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
-LEFT_BYTES = 4 << 20  # a generator that has answered before lives on 16 MB more
+LEFT_BYTES = 1 << 20  # a generator that has answered before lives on 16 MB more, an agent on 4
 
 
 class NoMemoryLimit(Exception):
