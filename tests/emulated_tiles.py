@@ -24,6 +24,8 @@ HERE = linear_kernels.best_level()
 EMULATED = HERE == AVX512 and shutil.which("gcc") is not None
 TESTED = range(1, (AMX if EMULATED else HERE) + 1)
 """Levels of kernels that tests can run on this processor."""
+_OPTIONS = ("-shared", "-fPIC", "-O1", "-pthread")
+_keepers: list[tempfile.TemporaryDirectory[str]] = []
 
 
 @contextmanager
@@ -49,22 +51,6 @@ def _compiled() -> tuple[Path, str]:
     folder, name = Path(keeper.name), "kvquilt_emulated_kernels"
     library = folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
     header = Path(__file__).with_suffix(".h")
-    subprocess.run(
-        [
-            "gcc",
-            "-shared",
-            "-fPIC",
-            "-O1",
-            "-pthread",
-            f'-DEMULATED_TILES="{header}"',
-            "-o",
-            library,
-            *SOURCES,
-        ],
-        cwd=ENGINE,
-        check=True,
-    )
+    define = f'-DEMULATED_TILES="{header}"'
+    subprocess.run(["gcc", *_OPTIONS, define, "-o", library, *SOURCES], cwd=ENGINE, check=True)
     return folder, name
-
-
-_keepers: list[tempfile.TemporaryDirectory[str]] = []
