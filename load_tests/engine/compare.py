@@ -50,7 +50,7 @@ def compare(case: Case, rates: Rates, runs: Runs) -> Iterator[Measurement]:
         )
         yield measured(f"kv_bytes_{context}", [ours.call(Ours.kv_bytes)], "byte")
         yield measured(f"packed_weight_bytes_{context}", [ours.call(Ours.packed_bytes)], "byte")
-        yield _many(f"decode_32_shared_{context}", 32, case, rates, runs, ours)
+        yield _decoding_alone(f"decode_32_shared_{context}", 32, case, rates, runs, ours)
 
 
 def first_tokens(case: Case, rates: Rates, runs: Runs, stock: Worker, ours: Worker) -> Iterator[Measurement]:
@@ -81,7 +81,7 @@ def _decoding(
     return measured(name, values, "token/s", better="higher", baseline=theirs, limit=limit)
 
 
-def _many(name: str, batch: int, case: Case, rates: Rates, runs: Runs, ours: Worker) -> Measurement:
+def _decoding_alone(name: str, batch: int, case: Case, rates: Rates, runs: Runs, ours: Worker) -> Measurement:
     """Without transformers, which would read the context once for each."""
     say(f"decoding {batch} over {case.context} tokens")
     values = [ours.call(Ours.decode_rate, batch) for _ in range(runs.decode)]

@@ -36,7 +36,7 @@ static void matrix_tile(const Product *p, int64_t row, int rows, int64_t unit, i
     } else
         for (int64_t step = 0; step < steps; step++) {
             const uint16_t *w = weight + step * MATRIX_INPUTS * UNIT;
-            for (int i = 0; i < 2 * MATRIX_INPUTS * UNIT; i += 512) ask_for((const char *)w + EXACT_AHEAD + i, 512);
+            prefetch((const char *)w + EXACT_AHEAD, 2 * MATRIX_INPUTS * UNIT);
             _tile_loadd(4, x + row * p->num_in + step * MATRIX_INPUTS, stride);
             _tile_loadd(6, w, 4 * UNIT);
             _tile_loadd(7, w + UNIT, 4 * UNIT);

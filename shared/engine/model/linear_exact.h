@@ -46,7 +46,7 @@ INLINE void exact_tile(const Product *p, int64_t row, const int rows, int64_t un
     UNROLLED
     for (int r = 0; r < rows; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
     for (int64_t k = 0; k < p->num_in; k += 2, weight += 2 * UNIT) {
-        ask_for((const char *)weight + EXACT_AHEAD, 4 * UNIT);
+        prefetch((const char *)weight + EXACT_AHEAD, 4 * UNIT);
         const __m512bh first = (__m512bh)_mm512_loadu_si512(weight), second = (__m512bh)_mm512_loadu_si512(weight + UNIT);
         UNROLLED
         for (int r = 0; r < rows; r++) {

@@ -19,7 +19,7 @@
 #define BLOCK_ROWS 192         /* Rows that a unit meets while it is in a core's cache, and they are. */
 #define MATRIX_BLOCK (1 << 19) /* Inputs of such rows for matrix units, which are faster: a unit has to meet more rows. */
 
-/* Weights are asked for so many bytes before they are read: products of several rows leave the processor no room to look that far. */
+/* Weights are prefetched so many bytes before they are read: products of several rows leave the processor no room to look that far. */
 #define EXACT_AHEAD 6144
 #define BYTES_AHEAD 4096
 
@@ -114,7 +114,7 @@ INLINE void store_rounded(uint16_t *to, __m512 y, int64_t left) {
     _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(y));
 }
 
-INLINE void ask_for(const char *weights, int bytes) {
+INLINE void prefetch(const char *weights, int bytes) {
     UNROLLED
     for (int i = 0; i < bytes; i += 64) __builtin_prefetch(weights + i, 0, 3);
 }
@@ -165,7 +165,7 @@ INLINE void pair_tile(const Product *p, int64_t row, const int rows, int64_t uni
         UNROLLED
         for (int u = 0; u < units; u++) {
             __m512i pairs[2][2];
-            ask_for((const char *)weight + u * unit_bytes + k * UNIT + BYTES_AHEAD, 4 * UNIT);
+            prefetch((const char *)weight + u * unit_bytes + k * UNIT + BYTES_AHEAD, 4 * UNIT);
             UNROLLED
             for (int c = 0; c < 2; c++) to_pairs(weight + u * unit_bytes + k * UNIT + 64 * c, t, pairs[c]);
             UNROLLED
