@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from shared.engine.model.lora import LoraAdapter, LoraPair, Site, linear_shapes
+from shared.engine.model.lora import LoraAdapter, linear_shapes
+from shared.measuring import shapes as measuring
 
 
 def random_adapter(
@@ -18,17 +19,13 @@ def random_adapter(
     strength: float = 0.5,
     only: tuple[str, ...] = (),
 ) -> LoraAdapter:
-    """Of all linear layers, or those whose last name is one of ``only``, in every decoder layer. What it adds
-    to a weight is about ``2 · strength`` times as large as the weight."""
-    generator = torch.Generator().manual_seed(seed)
-    pairs: dict[Site, LoraPair] = {}
-    for site, (num_out, num_in) in sorted(linear_shapes(hf_model.model.layers).items()):
-        if only and site.path.rpartition(".")[2] not in only:
-            continue
-        a_rI = torch.randn(rank, num_in, generator=generator) / num_in**0.5
-        b_Or = torch.randn(num_out, rank, generator=generator) * strength / rank**0.5
-        pairs[site] = LoraPair(a_rI, b_Or, 2.0)
-    return LoraAdapter(name, pairs)
+    """Of all linear layers, or those whose last name is one of ``only``, in every decoder layer."""
+    shapes = {
+        site: shape
+        for site, shape in linear_shapes(hf_model.model.layers).items()
+        if not only or site.path.rpartition(".")[2] in only
+    }
+    return measuring.random_adapter(shapes, rank, name, seed, strength)
 
 
 def merged(hf_model: Any, adapter: LoraAdapter) -> Any:

@@ -7,8 +7,8 @@
 
 Times to first token: of transformers with nothing cached and with exactly this prefix cached; of the engine
 with the chunks' KV resident (in another order each time) and in files. Decoding: one question, eight and 32
-over one context. Sharing: many requests over mostly the same chunks. What ``batch_invariant``, sampling and
-mode ``ape`` cost, what int8 weights bring.
+over one context. Sharing: many requests over mostly the same chunks. What ``batch_invariant``, sampling,
+mode ``ape`` and an adapter cost, what int8 weights bring.
 Chunks whose KV comes late: the engine's choice, against always loading and always computing.
 Speculation, on against off: an answer that quotes its context, one that does not, and one that is misled.
 Prefilling documents as chains, each chunk behind those in front of it, against the same chunks alone: times,
@@ -32,6 +32,7 @@ from load_tests.engine.command import Measure, case_of, run, shape_parser
 from load_tests.engine.compare import (
     Runs,
     compare,
+    compare_adapter,
     compare_ape,
     compare_batches,
     compare_branches,
@@ -50,7 +51,9 @@ from shared.measuring.case import Case
 from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement
 
-_BOTH = ("compare", "disk", "sharing", "invariant", "sampled", "ape", "speculation", "late", "chains")
+_COSTS = ("invariant", "sampled", "ape", "adapter")
+_COSTS = ("invariant", "sampled", "ape", "adapter")
+_BOTH = ("compare", "disk", "sharing", *_COSTS, "speculation", "late", "chains")
 CPU_PARTS = (*_BOTH, "weights")
 GPU_PARTS = (*_BOTH, "branches", "batches")
 # the last two take long on a CPU, and are left out there unless asked for
@@ -94,6 +97,8 @@ def _measure(
         yield compare_sampled(cases[0], runs)
     if "ape" in args.parts:
         yield from compare_ape(cases[0], runs)
+    if "adapter" in args.parts:
+        yield from compare_adapter(cases[0], runs)
     if "speculation" in args.parts:
         yield from compare_speculation(cases[0], runs)
     if "late" in args.parts:

@@ -26,6 +26,7 @@ from shared.measuring.workers import Worker, peak_bytes
 
 TEMPERATURE = 0.8
 _DRAFT_ROWS = 8
+_ADAPTER_RANK = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,24 @@ def compare_weights(case: Case, rates: Rates, runs: Runs) -> Iterator[Measuremen
         num_bytes = [worker.call(Ours.packed_bytes) for worker in (int8, exact)]
         name = f"packed_weight_bytes_int8_{case.context}"
         yield measured(name, num_bytes[:1], "byte", baseline=num_bytes[1])
+
+
+def compare_adapter(case: Case, runs: Runs) -> Iterator[Measurement]:
+    """Requests with an adapter of every linear layer, against the same ones without."""
+    say(f"an adapter over {case.context} tokens")
+    with Worker(Ours, case) as without, Worker(Ours, case, adapter_rank=_ADAPTER_RANK) as adapted:
+        baseline, values = in_turn(
+            (runs.warm, lambda: without.call(Ours.stitched_s)),
+            (runs.warm, lambda: adapted.call(Ours.stitched_s)),
+        )
+        yield measured(f"ttft_adapter_{case.context}", values, "s", baseline=baseline)
+        for batch in (1, 8):
+            baseline, values = in_turn(
+                (runs.decode, partial(without.call, Ours.decode_rate, batch)),
+                (runs.decode, partial(adapted.call, Ours.decode_rate, batch)),
+            )
+            name = f"decode_{batch}_adapter_{case.context}"
+            yield measured(name, values, "token/s", better="higher", baseline=baseline)
 
 
 def compare_batches(case: Case, batches: Sequence[int], rates: Rates, runs: Runs) -> Iterator[Measurement]:

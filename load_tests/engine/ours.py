@@ -16,7 +16,7 @@ from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.told import BranchDoneEvent, Timings, TokenEvent
 from shared.identity import ids_hash
 from shared.measuring.asking import AskedTogether, timings_of
-from shared.measuring.case import Case
+from shared.measuring.case import ADAPTER, Case
 
 
 class Ours:
@@ -28,9 +28,12 @@ class Ours:
         batch_invariant: bool = False,
         cuda_graphs: bool = True,
         weights: Weights = "exact",
+        adapter_rank: int = 0,
     ) -> None:
-        self._case = case
+        """``adapter_rank``: of the adapter that requests go with, if it is not 0."""
+        self._case, self._adapter = case, ADAPTER if adapter_rank else ""
         self._engine = case.build_engine(
+            adapter_rank=adapter_rank,
             batch_invariant=batch_invariant,
             compile=case.compile and not batch_invariant,
             cuda_graphs=cuda_graphs,
@@ -94,5 +97,6 @@ class Ours:
             self._case.questions(num_questions),
             num_tokens=num_tokens,
             temperature=temperature,
+            adapter=self._adapter,
             **more,
         )

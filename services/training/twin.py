@@ -38,7 +38,7 @@ from services.training.sight import (
     sights_of,
 )
 from services.training.twin_request import Ids, KnownKv, RequestRows, SegmentKv, TwinRequest
-from shared.engine.model.adapting import AdaptedRows, AdapterWeights
+from shared.engine.model.adapting import NOTHING_ADAPTED, AdaptedGroup, AdaptedRows, AdapterWeights
 from shared.engine.model.rope import RopeSpec, Rotation
 from shared.engine.model.spec import ModelSpec
 from shared.errors import ContextTooLong
@@ -67,7 +67,7 @@ class TwinStep:
         self.first_private = len(rows.token_ids)
         privates = [_private(rows, *pair) for pair in zip(requests, contexts, strict=True)]
         self.token_ids = rows.token_ids
-        self.adapted: tuple[AdaptedRows, ...] = ()
+        self.adapted = NOTHING_ADAPTED
         self._adaptable = [
             row
             for request, one in zip(requests, privates, strict=True)
@@ -98,11 +98,11 @@ class TwinStep:
     def adapt(self, weights: AdapterWeights) -> None:
         """Private rows go with an adapter, except those under ``full``."""
         if not self._adaptable:
-            self.adapted = ()
+            self.adapted = NOTHING_ADAPTED
             return
         rows_P = on_device(np.array(self._adaptable), weights.device)
         everything = self._adaptable == list(range(len(self.token_ids)))
-        self.adapted = (AdaptedRows(weights, rows_P, len(rows_P), everything),)
+        self.adapted = AdaptedRows((AdaptedGroup(weights, rows_P, len(rows_P), everything),))
 
     def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         """See ``shared.engine.attention.Attention.run``; no segment grows."""

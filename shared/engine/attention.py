@@ -119,7 +119,7 @@ class StepPlan:
         self.lanes = lanes
         self.num_rows = sum(lane.num_rows for lane in lanes)
         self.token_ids = [t for lane in lanes for t in lane.token_ids]
-        self.adapted = adapted_rows((lane.adapter, lane.rows) for lane in lanes)
+        self.adapted = adapted_rows([(lane.adapter, lane.rows) for lane in lanes])
         self._attention = backend.plan(lanes)
         self._patience = patience or Patience()
         seen = {id(p.segment): p.segment for lane in lanes for p in lane.branch.seen()}

@@ -14,10 +14,11 @@ from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.modes import Recompute, ReuseMode
 from shared.measuring.asking import random_ids
 from shared.measuring.rates import Rates
-from shared.measuring.shapes import Shape, build_model
+from shared.measuring.shapes import Shape, build_model, random_adapter
 
 CHUNK_LEN = 512
 PREFIX_LEN = 16
+ADAPTER = "random"
 Ids = tuple[int, ...]
 
 
@@ -87,11 +88,16 @@ class Case:
         return self.prefix_ids() + tuple(t for chunk in self.chunks() for t in chunk) + self.questions(1)[0]
 
     def build_engine(
-        self, source: SegmentSource | None = None, model: LoadedModel | None = None, **config: Any
+        self,
+        source: SegmentSource | None = None,
+        model: LoadedModel | None = None,
+        adapter_rank: int = 0,
+        **config: Any,
     ) -> Engine:
-        """``model``: one of the shape, by default with random weights. ``config``: what of ``EngineConfig``
-        the case does not say. Nothing is drafted unless it does: random weights fall into loops, whose text
-        is easily guessed. Nor is anything computed that is stored: what loading takes is measured."""
+        """``model``: one of the shape, by default with random weights. ``adapter_rank``: of an adapter that
+        is served too (``ADAPTER``), if it is not 0. ``config``: what of ``EngineConfig`` the case does not
+        say. Nothing is drafted unless it does: random weights fall into loops, whose text is easily guessed.
+        Nor is anything computed that is stored: what loading takes is measured."""
         ours: dict[str, Any] = {
             "dtype": "bfloat16",
             "device": self.device,
@@ -101,7 +107,8 @@ class Case:
             "late_rows": 0,
         }
         model = model or build_model(self.shape, self.device, config.get("weights", "exact"))
-        return Engine(model, EngineConfig(**ours | config), source)
+        adapters = [random_adapter(model.linear_shapes, adapter_rank, ADAPTER)] if adapter_rank else []
+        return Engine(model, EngineConfig(**ours | config), source, adapters=adapters)
 
     def request(
         self,
@@ -112,6 +119,7 @@ class Case:
         num_tokens: int = 1,
         temperature: float = 0.0,
         recompute: Recompute | None = None,
+        adapter: str = "",
     ) -> GenerateRequest:
         """Behind the case's prefix; end marks do not end it."""
         return GenerateRequest(
@@ -122,4 +130,5 @@ class Case:
             reuse,
             SamplingParams(max_tokens=num_tokens, temperature=temperature, ignore_eos=True),
             recompute=recompute or Recompute(),
+            adapter=adapter,
         )

@@ -1,5 +1,5 @@
-"""Gives sizes of public models, and models of them with random weights, for benchmarks: time does not depend
-on what the weights say."""
+"""Gives sizes of public models, and models and adapters with random weights, for benchmarks: time does not
+depend on what the weights say."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from shared.engine import wrap_model
+from shared.engine.model.lora import LoraAdapter, LoraPair, Site
 from shared.engine.model.model import LoadedModel
 from shared.engine_config import Weights
 from shared.measuring.rates import Rates
@@ -99,6 +100,24 @@ def random_model(shape: Shape, device: str = "cpu") -> Any:
         if shape.family == "llama":
             return LlamaForCausalLM(LlamaConfig(**sizes, head_dim=shape.head_dim)).eval().to(device)
         return Qwen2ForCausalLM(Qwen2Config(**sizes)).eval().to(device)
+
+
+def random_adapter(
+    shapes: Mapping[Site, tuple[int, int]],
+    rank: int,
+    name: str = "random",
+    seed: int = 0,
+    strength: float = 0.5,
+) -> LoraAdapter:
+    """Of linear layers with weights of these shapes [O, I] (``LoadedModel.linear_shapes``). What it adds to a
+    weight of usual size is about ``2 · strength`` times as large as the weight."""
+    generator = torch.Generator().manual_seed(seed)
+    pairs: dict[Site, LoraPair] = {}
+    for site, (num_out, num_in) in sorted(shapes.items()):
+        a_rI = torch.randn(rank, num_in, generator=generator) / num_in**0.5
+        b_Or = torch.randn(num_out, rank, generator=generator) * strength / rank**0.5
+        pairs[site] = LoraPair(a_rI, b_Or, 2.0)
+    return LoraAdapter(name, pairs)
 
 
 @contextmanager

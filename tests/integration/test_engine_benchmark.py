@@ -22,6 +22,7 @@ from load_tests.engine.chains import HEADER_LEN, flops_of
 from load_tests.engine.compare import (
     Runs,
     compare,
+    compare_adapter,
     compare_ape,
     compare_batches,
     compare_branches,
@@ -234,6 +235,16 @@ def test_ape_is_compared_with_the_mode_that_places_chunks_alike() -> None:
     ]
     assert ttft.ratio == pytest.approx((ttft.baseline or 0) / ttft.value)
     assert rate.ratio == pytest.approx(rate.value / (rate.baseline or 1))
+
+
+def test_requests_with_an_adapter_are_compared_with_the_same_ones_without() -> None:
+    found = list(compare_adapter(SMALL, Runs(warm=2, decode=2)))
+    assert [(m.name, m.n) for m in found] == [
+        ("ttft_adapter_32", 2),
+        ("decode_1_adapter_32", 2),
+        ("decode_8_adapter_32", 2),
+    ]
+    assert found[0].ratio == pytest.approx((found[0].baseline or 0) / found[0].value)
 
 
 def test_kv_that_comes_late_is_measured_against_the_better_of_loading_and_computing() -> None:

@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from shared.engine.model.adapting import AdapterWeights, LowRank
-from shared.engine.model.lora import AdapterFacts, LoraAdapter, LoraPair, Site, linear_shapes
+from shared.engine.model.adapting import AdapterWeights
+from shared.engine.model.lora import AdapterFacts, LoraAdapter, LoraPair, LowRank, Site, linear_shapes
 from shared.engine.model.model import LoadedModel
 from shared.errors import ConfigError
 

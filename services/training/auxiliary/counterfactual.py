@@ -28,7 +28,7 @@ from services.training.auxiliary.contexts import ModelReading
 from services.training.known_kv import segments_of
 from services.training.sight import rotated
 from services.training.twin_request import Ids, TwinRequest
-from shared.engine.model.adapting import AdaptedRows
+from shared.engine.model.adapting import NOTHING_ADAPTED, AdaptedRows
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.out_of_memory import is_out_of_memory
 from shared.engine.model.spec import ModelSpec
@@ -196,7 +196,7 @@ class Counterfactuals:
 class _BranchStep:
     """One pass over branches: of each what it recomputes, and behind the context its tail."""
 
-    adapted: Sequence[AdaptedRows] = ()
+    adapted: AdaptedRows = NOTHING_ADAPTED
 
     def __init__(
         self,

@@ -2,55 +2,48 @@
 
 The products with the base model's weights are those of a pass without adapters: one for all rows. What an
 adapter adds is computed from its own rows alone and added behind, so rows without one keep their bits. Nor do
-the bits that are added depend on anybody else's rows: a branch with several rows is a group of its own, and
-single rows (decoding) go through together in tiles of a fixed number, which copies fill up::
+the bits that are added depend on anybody else's rows: native products are row by row the same, and for others
+a branch with several rows is a group of its own, and single rows (decoding) go through together in tiles of a
+fixed number, which copies fill up::
 
     rows of the pass   [branch a: 5 rows, qa][b, qa][c][d, other][e, qa]
     groups             qa: a's 5    qa: b, e and 6 copies    other: d and 7 copies
 
-The layer's modules get hooks for this pass, where it has such rows, and else none. Nothing here is in place
-on what gradients need, so what trains can go through it as well. Shapes: R rows of the pass, P rows of a
-group with its copies, I inputs and O outputs of a linear layer, r rank.
+Native layers have it in their calls (``native_adapter``). Other layers' modules get hooks for this pass,
+where it has such rows, and else none; nothing there is in place on what gradients need, so what trains can go
+through it as well. Shapes: R rows of the pass, P rows of a group with its copies, I inputs and O outputs of a
+linear layer, r rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 from torch.utils.hooks import RemovableHandle
 
 from shared.engine.device_arrays import integers
-from shared.engine.model.lora import LoraAdapter
+from shared.engine.model.lora import LoraAdapter, LowRank
+from shared.engine.model.native_adapter import NativeLowRank
 from shared.engine.model.packing import PackedGatedMlp
 
+MOST_ADAPTERS = 63
+"""In a pass through native layers: as many as linear_kernels.c has bits for."""
 TILE = 8
 """Single rows of one adapter that go through together: on packed weights hardly slower than one row."""
 
 
-class LowRank(NamedTuple):
-    """Adds B·A·x; the scale is in B."""
-
-    a_rI: Tensor
-    b_Or: Tensor
-
-    def __call__(self, x_PI: Tensor) -> Tensor:
-        """In the type of ``x_PI``."""
-        return linear(linear(x_PI.to(self.a_rI.dtype), self.a_rI), self.b_Or).to(x_PI.dtype)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class AdapterWeights:
     """An adapter where the model computes. ``layers``: of each decoder layer that it changes, by
-    the linear layer's path."""
+    the linear layer's path; ``native``: of those with native calls, what these add; None: they cannot."""
 
     layers: Mapping[int, Mapping[str, LowRank]]
     device: torch.device
+    native: Mapping[int, Sequence[NativeLowRank | None]] | None = None
 
     @classmethod
     def of(cls, adapter: LoraAdapter, device: torch.device, dtype: torch.dtype) -> AdapterWeights:
@@ -62,9 +55,9 @@ class AdapterWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptedRows:
-    """Rows of a pass that go with one adapter: the first ``num_rows`` of ``rows_P``, the others are copies of
-    them. ``everything``: they are all rows of the pass, in order."""
+class AdaptedGroup:
+    """Rows of a pass that go with one adapter through a layer's modules: the first ``num_rows`` of
+    ``rows_P``, the others are copies of them. ``everything``: they are all rows of the pass, in order."""
 
     weights: AdapterWeights
     rows_P: Tensor
@@ -76,33 +69,55 @@ class AdaptedRows:
         return self.rows_P[: self.num_rows]
 
 
-def adapted_rows(users: Iterable[tuple[AdapterWeights | None, slice]]) -> tuple[AdaptedRows, ...]:
-    """Groups what branches have in a pass: the adapter of each, and its rows."""
-    groups: list[AdaptedRows] = []
-    single: dict[int, tuple[AdapterWeights, list[int]]] = {}
+@dataclass(frozen=True, slots=True)
+class AdaptedRows:
+    """The rows of a pass that go with adapters. ``adapters``: for native layers, numbered from 1; none: they
+    cannot take them. ``adapter_of``: of each row of the pass, that number, or 0."""
+
+    groups: tuple[AdaptedGroup, ...] = ()
+    adapters: tuple[AdapterWeights, ...] = ()
+    adapter_of: bytes = b""
+
+    def __bool__(self) -> bool:
+        return bool(self.groups)
+
+
+NOTHING_ADAPTED = AdaptedRows()
+
+
+def adapted_rows(users: Sequence[tuple[AdapterWeights | None, slice]]) -> AdaptedRows:
+    """``users``: what branches have in a pass, one behind the other: the adapter of each, and its rows."""
+    groups: list[AdaptedGroup] = []
+    single: dict[AdapterWeights, list[int]] = {}
     for weights, where in users:
-        if weights is None:
-            continue
         rows = range(where.start, where.stop)
-        if len(rows) == 1:
-            single.setdefault(id(weights), (weights, []))[1].append(where.start)
-        else:
+        if weights is not None and len(rows) == 1:
+            single.setdefault(weights, []).append(where.start)
+        elif weights is not None:
             groups.append(_group(weights, rows, len(rows)))
-    for weights, firsts in single.values():
+    for weights, firsts in single.items():
         groups += (_group(weights, firsts[i : i + TILE], TILE) for i in range(0, len(firsts), TILE))
-    return tuple(groups)
+    if not groups:
+        return NOTHING_ADAPTED
+    adapters = sorted({group.weights for group in groups}, key=id)  # in any order, as long as it is the same
+    if len(adapters) > MOST_ADAPTERS or any(weights.native is None for weights in adapters):
+        return AdaptedRows(tuple(groups))
+    numbers: dict[AdapterWeights | None, int] = {None: 0}
+    numbers |= {weights: number for number, weights in enumerate(adapters, 1)}
+    adapter_of = b"".join((where.stop - where.start) * bytes([numbers[one]]) for one, where in users)
+    return AdaptedRows(tuple(groups), tuple(adapters), adapter_of)
 
 
-def _group(weights: AdapterWeights, rows: Sequence[int], size: int) -> AdaptedRows:
+def _group(weights: AdapterWeights, rows: Sequence[int], size: int) -> AdaptedGroup:
     copies = [rows[0]] * (size - len(rows))
-    return AdaptedRows(weights, integers([*rows, *copies], weights.device), len(rows))
+    return AdaptedGroup(weights, integers([*rows, *copies], weights.device), len(rows))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LayerRows:
     """A group in one decoder layer (``packing.ChangedRows``)."""
 
-    group: AdaptedRows
+    group: AdaptedGroup
     by_path: Mapping[str, LowRank]
 
     @property
@@ -119,10 +134,10 @@ class _LayerRows:
 
 
 @contextmanager
-def adapting(module: torch.nn.Module, layer: int, groups: Sequence[AdaptedRows]) -> Iterator[None]:
+def adapting(module: torch.nn.Module, layer: int, adapted: AdaptedRows) -> Iterator[None]:
     """Inside, the decoder layer adds to the products of these rows what their adapters say."""
     hooks = _hooks(
-        module, [_LayerRows(g, g.weights.layers[layer]) for g in groups if layer in g.weights.layers]
+        module, [_LayerRows(g, g.weights.layers[layer]) for g in adapted.groups if layer in g.weights.layers]
     )
     try:
         yield

@@ -27,7 +27,7 @@ from shared.engine.model.linear_kernels import (
     library,
 )
 from shared.engine.model.rounding import TOLERANCE, relative_error
-from shared.engine.model.rowwise import HALF, alternating, bias_of, parted
+from shared.engine.model.rowwise import alternating, bias_of, parted
 from shared.errors import ConfigError, ModelUnsupported
 
 SCHEME = "int8 per output"
@@ -99,6 +99,11 @@ class _Int8Product(torch.nn.Module):
         """Of the weights and their scales."""
         return self._weight.nbytes + self._scale.nbytes
 
+    @property
+    def num_sums(self) -> int:
+        """Outputs of whole units."""
+        return len(self._bias)
+
     def move_weight(self, arena: HostArena) -> None:
         self._weight = arena.moved(self._weight)
 
@@ -155,10 +160,8 @@ class Int8Gate(_Int8Product):
     def __init__(
         self, gate: torch.nn.Linear, up: torch.nn.Linear, *, room: Room, level: int | None = None
     ) -> None:
-        more_out = -gate.out_features % HALF
-        weight_OI = alternating(*(pad(one.weight.detach(), (0, 0, 0, more_out)) for one in (gate, up)))
-        bias_O = alternating(*(pad(bias_of(one), (0, more_out)) for one in (gate, up)))
-        super().__init__(weight_OI, bias_O, room, level)
+        weight_OI = alternating(gate.weight.detach(), up.weight.detach())
+        super().__init__(weight_OI, alternating(bias_of(gate), bias_of(up)), room, level)
         self.num_out = gate.out_features
 
     def stage(self, x: int, out: int) -> NativeStage:

@@ -29,12 +29,18 @@ INLINE void store_sum(const Product *p, int64_t at, __m512 y, int64_t left) {
     store_rounded((uint16_t *)p->out + at, y, left);
 }
 
-/* Of 32 outputs of a row, behind scale, bias and gate. */
+/* Of 32 outputs of a row, behind scale, bias, what an adapter adds, and gate. */
 INLINE void store_sums(const Product *p, int64_t row, int64_t unit, __m512 first, __m512 second) {
     const float *scale = p->scale ? p->scale + unit * UNIT : 0, *bias = p->bias + unit * UNIT;
     const __m512 one = _mm512_set1_ps(1.0f), factor = scale ? _mm512_loadu_ps(scale) : one;
-    const __m512 y = _mm512_fmadd_ps(first, factor, _mm512_loadu_ps(bias));
-    const __m512 z = _mm512_fmadd_ps(second, scale ? _mm512_loadu_ps(scale + 16) : one, _mm512_loadu_ps(bias + 16));
+    __m512 y = _mm512_fmadd_ps(first, factor, _mm512_loadu_ps(bias));
+    __m512 z = _mm512_fmadd_ps(second, scale ? _mm512_loadu_ps(scale + 16) : one, _mm512_loadu_ps(bias + 16));
+    if (p->adapters && p->adapters >> p->adapter_of[row] & 1) {
+        const int64_t num_units = (p->num_out - 1) / (p->gated ? UNIT / 2 : UNIT) + 1;
+        const uint16_t *more = p->more + (row * num_units + unit) * UNIT;
+        y = _mm512_add_ps(y, sixteen(more, 16));
+        z = _mm512_add_ps(z, sixteen(more + 16, 16));
+    }
     const int64_t at = unit * (p->gated ? UNIT / 2 : UNIT), left = p->num_out - at, to = row * p->num_out + at;
     store_sum(p, to, p->gated ? _mm512_mul_ps(silu(y), z) : y, left);
     if (!p->gated && left > 16) store_sum(p, to + 16, z, left - 16);

@@ -35,6 +35,9 @@ typedef struct {
     int64_t num_rows, num_in, num_out;
     int32_t num_threads, gated; /* rows of bfloat16 alone may be gated; then half of a unit's outputs are outputs */
     const uint16_t *added_to;   /* [rows, outputs], or none: of such rows, what the product is added to; may be out */
+    const uint16_t *more;       /* [rows, outputs of whole units]: added to the sums of rows of bfloat16 that have one of ``adapters``, in */
+    const uint8_t *adapter_of;  /* the order of the weights */
+    uint64_t adapters;
 } Product;
 
 /* Units [first, first + units) of int8 weights as [inputs, 32 · units], scaled and rounded once. */
@@ -56,13 +59,16 @@ typedef struct {
 } Norm;
 
 /* A norm or a product of rows of bfloat16, one of several. Which rows it reads, adds to (−1: none) and writes: places among those of a
- * call. The weight of a norm is as wide as its inputs and its outputs. */
+ * call. The weight of a norm is as wide as its inputs and its outputs. Adapters have numbers from 1 to 63 in a call. */
 typedef struct {
     const void *weight;
     const float *scale, *bias; /* Weights with a scale are int8. Norms have no bias, and thereby are told from products. */
     int64_t num_in, num_out;
     float eps;
     int32_t gated, x, added_to, out;
+    int32_t adapter;   /* of the rows that this product is for; 0: of all */
+    int32_t more;      /* the place of what adapters add (Product) */
+    uint64_t adapters; /* that add something: bit n for number n */
 } Stage;
 
 typedef struct {
@@ -306,17 +312,33 @@ static void norm_some(void *context, int64_t first, int64_t end, int thread) {
 /* Of level 2 or above. */
 void kvquilt_linear_norm(const Norm *n) { kvquilt_share(n->num_threads, n->num_rows, ROWS_AT_ONCE, norm_some, (void *)n); }
 
-/* Of level 2 or above, and of at least one row. Every stage but the first begins when all rows of the one in front of it are done. */
-void kvquilt_linear_stages(int level, const Stage *stages, int num_stages, void *const *rows, int64_t num_rows, int num_threads) {
+static void run_stage(int level, const Stage *s, void *const *rows, const uint8_t *adapter_of, int64_t first, int64_t end, int num_threads) {
+    const uint16_t *x = (const uint16_t *)rows[s->x] + first * s->num_in;
+    uint16_t *out = (uint16_t *)rows[s->out] + first * s->num_out;
+    if (s->bias) {
+        const int64_t width = over(s->num_out, s->gated ? UNIT / 2 : UNIT) * UNIT;
+        const uint16_t *added_to = s->added_to < 0 ? 0 : (const uint16_t *)rows[s->added_to] + first * s->num_out;
+        const uint16_t *more = s->adapters ? (const uint16_t *)rows[s->more] + first * width : 0;
+        const Product product = {x, s->weight, s->scale, s->bias, out, end - first, s->num_in, s->num_out,
+                                 num_threads, s->gated, added_to, more, adapter_of + first, s->adapters};
+        kvquilt_linear_product(level, s->scale ? PAIRS_INT8 : PAIRS_BFLOAT16, &product);
+    } else {
+        const Norm norm = {x, s->weight, out, end - first, s->num_in, s->eps, num_threads};
+        kvquilt_linear_norm(&norm);
+    }
+}
+
+/* Of level 2 or above, and of at least one row. Every stage but the first begins when all rows of the one in front of it are done.
+ * ``adapter_of``: of each row, the number of its adapter, or 0; may be none if no stage has to do with adapters. */
+void kvquilt_linear_stages(int level, const Stage *stages, int num_stages, void *const *rows, int64_t num_rows, int num_threads,
+                           const uint8_t *adapter_of) {
     for (const Stage *s = stages; s < stages + num_stages; s++)
-        if (s->bias) {
-            const uint16_t *added_to = s->added_to < 0 ? 0 : rows[s->added_to];
-            const Product product = {rows[s->x], s->weight, s->scale, s->bias, rows[s->out], num_rows,
-                                     s->num_in, s->num_out, num_threads, s->gated, added_to};
-            kvquilt_linear_product(level, s->scale ? PAIRS_INT8 : PAIRS_BFLOAT16, &product);
-        } else {
-            const Norm norm = {rows[s->x], s->weight, rows[s->out], num_rows, s->num_in, s->eps, num_threads};
-            kvquilt_linear_norm(&norm);
+        for (int64_t first = 0, end = num_rows; first < num_rows; first = end) {
+            if (s->adapter) {
+                while (first < num_rows && adapter_of[first] != s->adapter) first++;
+                for (end = first; end < num_rows && adapter_of[end] == s->adapter;) end++;
+            }
+            if (first < end) run_stage(level, s, rows, adapter_of, first, end, num_threads);
         }
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
-from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 
 import torch
 from torch import Tensor
@@ -43,6 +43,9 @@ class _Product(ctypes.Structure):
         ("num_threads", c_int32),
         ("gated", c_int32),
         ("added_to", c_void_p),
+        ("more", c_void_p),
+        ("adapter_of", c_void_p),
+        ("adapters", c_uint64),
     )
 
 
@@ -76,7 +79,8 @@ class _Norm(ctypes.Structure):
 
 class NativeStage(ctypes.Structure):
     """``Stage`` of linear_kernels.c: a norm or a product, and where among a call's rows those are that it
-    reads, adds to (-1: none) and writes."""
+    reads, adds to (-1: none) and writes. ``adapter``: number of the one whose rows it is for; 0: of all.
+    ``more``: where that lies which ``adapters`` (bit n: number n) add to its sums."""
 
     _fields_ = (
         ("weight", c_void_p),
@@ -89,6 +93,9 @@ class NativeStage(ctypes.Structure):
         ("x", c_int32),
         ("added_to", c_int32),
         ("out", c_int32),
+        ("adapter", c_int32),
+        ("more", c_int32),
+        ("adapters", c_uint64),
     )
 
 
@@ -112,6 +119,7 @@ def library() -> ctypes.CDLL | None:
         POINTER(c_void_p),
         c_int64,
         c_int,
+        c_char_p,
     )
     return loaded
 
@@ -157,15 +165,18 @@ class Stages:
         assert loaded is not None
         self._run, self._level = loaded.kvquilt_linear_stages, best_level()
         self._stages = (NativeStage * len(stages))(*stages)
-        num_places = 1 + max(max(one.x, one.added_to, one.out) for one in stages)
+        num_places = 1 + max(max(one.x, one.added_to, one.out, one.more) for one in stages)
         self._pointers = c_void_p * num_places
 
-    def run(self, *places: Tensor) -> None:
-        """``places`` [R, width], bfloat16, contiguous: the rows that stages name."""
+    def run(self, *places: Tensor, adapter_of: bytes | None = None) -> None:
+        """
+        places: the rows that stages name: [R, width], bfloat16, contiguous.
+        adapter_of: number of each row's adapter, 0 for none, where stages have to do with adapters.
+        """
         if num_rows := len(places[0]):
             pointers = self._pointers(*[rows.data_ptr() for rows in places])
-            num_threads = torch.get_num_threads()
-            self._run(self._level, self._stages, len(self._stages), pointers, num_rows, num_threads)
+            threads = torch.get_num_threads()
+            self._run(self._level, self._stages, len(self._stages), pointers, num_rows, threads, adapter_of)
 
 
 class LinearKernels:

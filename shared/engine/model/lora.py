@@ -2,7 +2,7 @@
 
 Such an adapter acts on the private rows of requests that name it (question, tokens computed anew, scoring,
 generated tokens), never on stored KV: see ``shared.engine.model.adapting``. Its files are PEFT's
-(``lora_files``). Shapes: I inputs and O outputs of a linear layer, r rank.
+(``lora_files``). Shapes: I inputs and O outputs of a linear layer, P rows, r rank.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from shared.errors import ModelMismatch
 from shared.kv_types import KvContext
@@ -49,6 +50,17 @@ class LoraPair:
     def delta(self) -> Tensor:
         """Returns what a copy of the weight with the adapter merged has more [O, I]."""
         return self.scale * (self.b_Or @ self.a_rI)
+
+
+class LowRank(NamedTuple):
+    """A pair where the model computes: adds B·A·x; the scale is in B."""
+
+    a_rI: Tensor
+    b_Or: Tensor
+
+    def __call__(self, x_PI: Tensor) -> Tensor:
+        """In the type of ``x_PI``."""
+        return linear(linear(x_PI.to(self.a_rI.dtype), self.a_rI), self.b_Or).to(x_PI.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,14 +50,14 @@ class ModelPass(Attention, Protocol):
     @property
     def token_ids(self) -> Sequence[int] | Tensor: ...
     @property
-    def adapted(self) -> Sequence[AdaptedRows]: ...
+    def adapted(self) -> AdaptedRows: ...
 
 
 class LoadedModel:
     """The model, its spec, and the fingerprint by which stored KV knows it. ``soft_PE``: what goes into the
     first layer for ids beyond the vocabulary (``shared.packets``); None: there are no such ids.
-    ``rows_independent``: no row's bits depend on the rows that go through the layers beside it, except by
-    attention."""
+    ``linear_shapes``: of the linear layers that adapters may change. ``rows_independent``: no row's bits
+    depend on the rows that go through the layers beside it, except by attention."""
 
     def __init__(self, hf_model: Any, spec: ModelSpec) -> None:
         self.hf_model = hf_model
@@ -69,7 +69,7 @@ class LoadedModel:
         self._decoder = hf_model.model
         self._layers = list(hf_model.model.layers[: spec.num_layers])
         self._native: list[NativeLayer | None] = [None] * spec.num_layers
-        self._linear_shapes = linear_shapes(self._layers)
+        self.linear_shapes = linear_shapes(self._layers)
         # rotation by nothing, for every layer
         self._unrotated: Angles = self._decoder.rotary_emb(
             torch.zeros(1, dtype=spec.dtype, device=spec.device),
@@ -161,15 +161,20 @@ class LoadedModel:
         ]
 
     def place(self, adapter: LoraAdapter) -> AdapterWeights:
-        """The adapter where the model computes. On a CPU in float32: products as small as its own are faster
-        so than in half the width.
+        """The adapter where the model computes. For layers of torch's modules on a CPU in float32: their
+        products as small as its own are faster so than in half the width.
 
         Raises:
             ModelMismatch: it was made for another model.
         """
-        adapter.check_base(self._linear_shapes, self.base_fingerprint)
+        adapter.check_base(self.linear_shapes, self.base_fingerprint)
         on_cpu = self.spec.device.type == "cpu"
-        return AdapterWeights.of(adapter, self.spec.device, torch.float32 if on_cpu else self.spec.dtype)
+        placed = AdapterWeights.of(adapter, self.spec.device, torch.float32 if on_cpu else self.spec.dtype)
+        if not any(self._native):
+            return placed
+        layers = ((layer, self._native[layer], by_path) for layer, by_path in placed.layers.items())
+        native = {layer: one.placed(by_path) for layer, one, by_path in layers if one is not None}
+        return replace(placed, native=native)
 
     def place_packets(self, packets: Packets) -> None:
         """From now on chunks stand between these.
@@ -217,11 +222,13 @@ class LoadedModel:
 
     def run_layer(self, layer: int, hidden_RE: Tensor, plan: ModelPass) -> Tensor:
         """The plan's rows [R, E] behind this layer."""
-        if plan.adapted:
-            with adapting(self._layers[layer], layer, plan.adapted):
-                return self._run_layer(layer, hidden_RE, plan)
-        run = self._native[layer] or functools.partial(self._run_layer, layer)
-        return run(hidden_RE, plan)
+        native = self._native[layer]
+        if native is not None and native.takes(len(hidden_RE), plan.adapted):
+            return native(hidden_RE, plan, plan.adapted)
+        if not plan.adapted:
+            return self._run_layer(layer, hidden_RE, plan)
+        with adapting(self._layers[layer], layer, plan.adapted):
+            return self._run_layer(layer, hidden_RE, plan)
 
     def _run_layer(self, layer: int, hidden_RE: Tensor, plan: Attention) -> Tensor:
         hidden = self._layers[layer](

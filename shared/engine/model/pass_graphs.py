@@ -30,7 +30,7 @@ from shared.engine.backends.tables import Tables, TableSizes, Tiling
 from shared.engine.device_arrays import DeviceArrays
 from shared.engine.kv.arrival import Arrival, Copied, Patience
 from shared.engine.kv.branch import Branch
-from shared.engine.model.adapting import AdaptedRows
+from shared.engine.model.adapting import NOTHING_ADAPTED, AdaptedRows
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.rope import Angles
 from shared.engine.model.rounding import TOLERANCE, relative_error
@@ -199,7 +199,7 @@ class PassGraphs:
 class _GraphPass:
     """A pass of one form (a ``ModelPass``)."""
 
-    adapted: Sequence[AdaptedRows] = ()
+    adapted: AdaptedRows = NOTHING_ADAPTED
 
     def __init__(
         self,

@@ -33,25 +33,29 @@ log = logging.getLogger(__name__)
 HALF = UNIT // 2
 
 
-class RowwiseLinear(torch.nn.Module):
-    """An ``nn.Linear``, or several of the same rows as one. Inference only."""
+class RowwiseProduct(torch.nn.Module):
+    """The product with a weight [O, I], and a bias in float32. Inference only."""
 
     most_rows = math.inf
     """For which its kernels are the fastest way."""
 
-    def __init__(self, *linears: torch.nn.Linear) -> None:
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
         super().__init__()
-        self.num_out = sum(one.out_features for one in linears)
+        self.num_out = len(weight_OI)
         self._kernels = LinearKernels(ProductKind.PAIRS_BFLOAT16)
-        weight_OI = torch.cat([one.weight.detach() for one in linears])
         more_out = -self.num_out % UNIT
-        self._weight = _packed(pad(weight_OI, (0, 0, 0, more_out)))
-        self._bias = pad(torch.cat([bias_of(one) for one in linears]), (0, more_out))
+        self._weight = _packed(pad(weight_OI.detach(), (0, 0, 0, more_out)))
+        self._bias = pad(torch.zeros(self.num_out) if bias_O is None else bias_O, (0, more_out))
 
     @property
     def num_bytes(self) -> int:
         """Of the weight."""
         return self._weight.nbytes
+
+    @property
+    def num_sums(self) -> int:
+        """Outputs of whole units."""
+        return len(self._bias)
 
     def move_weight(self, arena: HostArena) -> None:
         self._weight = arena.moved(self._weight)
@@ -59,37 +63,38 @@ class RowwiseLinear(torch.nn.Module):
     def stage(self, x: int, out: int, added_to: int = -1) -> NativeStage:
         """This product among others (``Stages``), of an even number of inputs; what it is added to, if that
         is wanted, may be what it writes."""
-        return _stage(self._weight, self._bias, self.num_out, x, out, added_to)
+        pointers = self._weight.data_ptr(), None, self._bias.data_ptr()
+        return NativeStage(*pointers, 2 * self._weight.shape[1], self.num_out, 0.0, False, x, added_to, out)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self._product(x, self.num_out).view(*x.shape[:-1], self.num_out)
+
+    def _product(self, x: Tensor, num_out: int, gated: bool = False) -> Tensor:
         x_RI = _even(x.reshape(-1, x.shape[-1]))
-        out_RO = self._kernels.product(x_RI, self._weight, self._bias, self.num_out)
-        return out_RO.view(*x.shape[:-1], self.num_out)
+        return self._kernels.product(x_RI, self._weight, self._bias, num_out, gated=gated)
 
 
-class RowwiseGate(torch.nn.Module):
+class RowwiseLinear(RowwiseProduct):
+    """An ``nn.Linear``, or several of the same rows as one."""
+
+    def __init__(self, *linears: torch.nn.Linear) -> None:
+        super().__init__(
+            torch.cat([one.weight for one in linears]), torch.cat([bias_of(one) for one in linears])
+        )
+
+
+class RowwiseGate(RowwiseProduct):
     """silu(gate(x)) · up(x): both weights in one, 16 outputs of the one behind 16 of the other."""
 
     def __init__(self, gate: torch.nn.Linear, up: torch.nn.Linear) -> None:
-        super().__init__()
+        weight_OI = alternating(gate.weight, up.weight)
+        super().__init__(weight_OI, alternating(bias_of(gate), bias_of(up)))
         self.num_out = gate.out_features
-        self._kernels = LinearKernels(ProductKind.PAIRS_BFLOAT16)
-        more_out = -self.num_out % HALF
-        weights = (pad(one.weight.detach(), (0, 0, 0, more_out)) for one in (gate, up))
-        self._weight = _packed(alternating(*weights))
-        self._bias = alternating(*(pad(bias_of(one), (0, more_out)) for one in (gate, up)))
 
-    @property
-    def num_bytes(self) -> int:
-        """Of the weights."""
-        return self._weight.nbytes
-
-    def move_weight(self, arena: HostArena) -> None:
-        self._weight = arena.moved(self._weight)
-
-    def stage(self, x: int, out: int) -> NativeStage:
-        """As ``RowwiseLinear.stage``."""
-        return _stage(self._weight, self._bias, self.num_out, x, out, gated=True)
+    def stage(self, x: int, out: int, added_to: int = -1) -> NativeStage:
+        stage = super().stage(x, out, added_to)
+        stage.gated = True
+        return stage
 
     def forward(self, x: Tensor) -> Tensor:
         inner_RO = self._product(x, self.num_out, gated=True)
@@ -97,11 +102,7 @@ class RowwiseGate(torch.nn.Module):
 
     def both(self, x_RI: Tensor) -> tuple[Tensor, Tensor]:
         """gate(x) and up(x), each [R, O]."""
-        return parted(self._product(x_RI, len(self._bias), gated=False), self.num_out)
-
-    def _product(self, x: Tensor, num_out: int, gated: bool) -> Tensor:
-        x_RI = _even(x.reshape(-1, x.shape[-1]))
-        return self._kernels.product(x_RI, self._weight, self._bias, num_out, gated=gated)
+        return parted(self._product(x_RI, self.num_sums), self.num_out)
 
 
 class RowwiseNorm(torch.nn.Module):
@@ -121,14 +122,6 @@ class RowwiseNorm(torch.nn.Module):
         return rms_norm(x, self.weight, self._eps)
 
 
-def _stage(
-    weight: Tensor, bias: Tensor, num_out: int, x: int, out: int, added_to: int = -1, gated: bool = False
-) -> NativeStage:
-    num_in = 2 * weight.shape[1]
-    pointers = weight.data_ptr(), None, bias.data_ptr()
-    return NativeStage(*pointers, num_in, num_out, 0.0, gated, x, added_to, out)
-
-
 def bias_of(one: torch.nn.Linear) -> Tensor:
     return torch.zeros(one.out_features) if one.bias is None else one.bias.detach().float()
 
@@ -146,8 +139,9 @@ def _packed(weight_OI: Tensor) -> Tensor:
 
 
 def alternating(first: Tensor, second: Tensor) -> Tensor:
-    """16 outputs of the first, then the same 16 of the second."""
-    halves = [one.view(-1, HALF, *one.shape[1:]) for one in (first, second)]
+    """16 outputs of the first, then the same 16 of the second; with zeros, so that all are in sixteens."""
+    more_out = (0, 0) * (first.dim() - 1) + (0, -len(first) % HALF)
+    halves = [pad(one, more_out).view(-1, HALF, *one.shape[1:]) for one in (first, second)]
     return torch.stack(halves, 1).reshape(-1, *first.shape[1:])
 
 

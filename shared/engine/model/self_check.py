@@ -14,7 +14,7 @@ from torch import Tensor
 from shared.engine.attention import Lane, StepPlan
 from shared.engine.backends.reference import ReferenceBackend
 from shared.engine.kv.branch import Branch, Placement
-from shared.engine.model.adapting import AdaptedRows, AdapterWeights
+from shared.engine.model.adapting import NOTHING_ADAPTED, AdaptedGroup, AdaptedRows, AdapterWeights
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.packing import PackedLinear
 from shared.engine.model.rope import Rotation
@@ -60,8 +60,9 @@ def rows_are_independent(model: LoadedModel) -> bool:
 
 def _same_with_adapters(model: LoadedModel, hidden_RE: Tensor) -> bool:
     """The first layer gives its rows the same bits in a pass that has adapters, which add nothing here."""
-    nothing = AdaptedRows(AdapterWeights({}, model.spec.device), torch.empty(0, dtype=torch.long), 0)
-    return torch.equal(model.run_layer(0, hidden_RE, _Own()), model.run_layer(0, hidden_RE, _Own(nothing)))
+    nothing = AdaptedGroup(AdapterWeights({}, model.spec.device), torch.empty(0, dtype=torch.long), 0)
+    plain, adapted = _Own(), _Own(AdaptedRows((nothing,)))
+    return torch.equal(model.run_layer(0, hidden_RE, plain), model.run_layer(0, hidden_RE, adapted))
 
 
 def _without_attention(model: LoadedModel, hidden_RE: Tensor) -> Tensor:
@@ -74,7 +75,7 @@ class _Own:
 
     token_ids: Sequence[int] = ()
 
-    def __init__(self, *adapted: AdaptedRows) -> None:
+    def __init__(self, adapted: AdaptedRows = NOTHING_ADAPTED) -> None:
         self.adapted = adapted
 
     def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:

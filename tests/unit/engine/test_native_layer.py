@@ -1,8 +1,12 @@
-"""A layer in two native calls has the bits of its modules one after the other; other layers keep these."""
+"""A layer in two native calls has the bits of its modules one after the other, and with adapters those that
+each row has alone; other layers keep their modules."""
 
 from __future__ import annotations
 
 import functools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,13 +16,24 @@ from hypothesis import strategies as st
 from transformers import GraniteConfig, GraniteForCausalLM
 
 from shared.engine import wrap_model
-from shared.engine.model.adapting import AdaptedRows, AdapterWeights
+from shared.engine.model import linear_kernels
+from shared.engine.model.adapting import (
+    MOST_ADAPTERS,
+    NOTHING_ADAPTED,
+    AdaptedGroup,
+    AdaptedRows,
+    AdapterWeights,
+    adapted_rows,
+)
 from shared.engine.model.int8 import Int8Gate, Int8Linear, Room
 from shared.engine.model.linear_kernels import Stages
 from shared.engine.model.model import LoadedModel
+from shared.engine.model.rounding import TOLERANCE, relative_error
 from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, RowwiseNorm, rowwise_works
 from shared.engine.model.self_check import rows_are_independent
 from shared.engine_config import Weights
+from shared.measuring.shapes import random_adapter
+from tests.emulated_tiles import AVX512, TESTED
 from tests.oracles import as_dtype, tiny_model
 
 pytestmark = [
@@ -26,16 +41,17 @@ pytestmark = [
     pytest.mark.skipif(not rowwise_works(), reason="no kernels for this processor"),
 ]
 ANY = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-NO_ADAPTER = AdaptedRows(AdapterWeights({}, torch.device("cpu")), torch.empty(0, dtype=torch.long), 0)
+NO_ADAPTER = AdaptedGroup(AdapterWeights({}, torch.device("cpu")), torch.empty(0, dtype=torch.long), 0)
+BY_MODULES = AdaptedRows((NO_ADAPTER,))
 EVEN = st.one_of(st.integers(1, 20), st.integers(1, 200)).map(lambda half: 2 * half)
 
 
 class Mixing:
-    """Stands in for a step plan. With ``adapted`` rows, the layer's modules run one after the other."""
+    """Stands in for a step plan. ``BY_MODULES``: the layer's run one after the other."""
 
     token_ids = ()
 
-    def __init__(self, *adapted: AdaptedRows) -> None:
+    def __init__(self, adapted: AdaptedRows = NOTHING_ADAPTED) -> None:
         self.adapted = adapted
         self.seen: list[Any] = []
 
@@ -141,7 +157,7 @@ class TestNativeLayers:
         for num_rows in (1, 2, 12, 13, 200, 600):
             for layer in range(model.spec.num_layers):
                 hidden_RE = some_rows(model, num_rows)
-                native, modules = Mixing(), Mixing(NO_ADAPTER)
+                native, modules = Mixing(), Mixing(BY_MODULES)
                 ours = model.run_layer(layer, hidden_RE, native)
                 assert torch.equal(ours, model.run_layer(layer, hidden_RE, modules))
                 (one,), (other,) = native.seen, modules.seen
@@ -152,7 +168,7 @@ class TestNativeLayers:
     def test_the_layers_of_transformers_run_only_for_adapters(self, family: str, weights: Weights) -> None:
         model = loaded(family, weights)
         assert layers_called(model, some_rows(model, 3), Mixing()) == 0
-        assert layers_called(model, some_rows(model, 3), Mixing(NO_ADAPTER)) == model.spec.num_layers
+        assert layers_called(model, some_rows(model, 3), Mixing(BY_MODULES)) == model.spec.num_layers
 
 
 @torch.inference_mode()
@@ -173,6 +189,84 @@ def test_rows_apart_in_memory_and_no_rows(weights: Weights) -> None:
     expected = model.run_layer(0, hidden_RE, Mixing())
     assert torch.equal(model.run_layer(0, apart_RE, Mixing()), expected)
     assert model.run_layer(0, hidden_RE[:0], Mixing()).shape == (0, hidden_RE.shape[1])
+
+
+@pytest.fixture
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of kernels, for everything in a test."""
+    number: int = request.param
+    monkeypatch.setattr(linear_kernels, "best_level", lambda: number)
+    return number
+
+
+def adapters_of(model: LoadedModel) -> list[AdapterWeights | None]:
+    """None, and some that change all, some or no linear layers of the last decoder layer."""
+    shapes = model.linear_shapes
+    queries = {site: shape for site, shape in shapes.items() if site.path.endswith(("q_proj", "up_proj"))}
+    first = {site: shape for site, shape in shapes.items() if site.layer == 0}
+    given = (shapes, 4), (shapes, 3), (queries, 8), (first, 16)
+    placed = [
+        model.place(random_adapter(some, rank, seed=seed, strength=0.2))
+        for seed, (some, rank) in enumerate(given)
+    ]
+    return [None, *placed]
+
+
+def passed(
+    model: LoadedModel, hidden_RE: torch.Tensor, users: Sequence[AdapterWeights | None], native: bool = True
+) -> torch.Tensor:
+    """Behind the model's last layer. Not ``native``: its modules, one after the other."""
+    adapted = adapted_rows([(one, slice(row, row + 1)) for row, one in enumerate(users)])
+    plan = Mixing(adapted if native else replace(adapted, adapters=()))
+    return model.run_layer(model.spec.num_layers - 1, hidden_RE, plan)
+
+
+@pytest.mark.parametrize("level", [number for number in TESTED if number >= AVX512], indirect=True)
+@pytest.mark.parametrize("family", ["llama3", "qwen2", "qwen3"])
+@pytest.mark.parametrize("weights", ["exact", "int8"])
+class TestAdaptersInNativeLayers:
+    @pytest.mark.parametrize("threads", [1, 3])
+    @torch.inference_mode()
+    def test_a_row_has_the_bits_that_it_has_alone(
+        self, family: str, weights: Weights, level: int, threads: int
+    ) -> None:
+        torch.set_num_threads(threads)
+        model = loaded(family, weights)
+        adapters = adapters_of(model)
+        one_row = Mixing(adapted_rows([(adapters[1], slice(0, 1))]))
+        assert layers_called(model, some_rows(model, 1), one_row) == 0
+        for num_rows in (1, 7, 50):
+            hidden_RE, draw = some_rows(model, num_rows), random.Random(num_rows)
+            users = [draw.choice(adapters) for _ in range(num_rows)]
+            together_RE = passed(model, hidden_RE, users)
+            plain_RE = model.run_layer(model.spec.num_layers - 1, hidden_RE, Mixing())
+            for row, one in enumerate(users):
+                assert torch.equal(together_RE[row], passed(model, hidden_RE[row : row + 1], [one])[0])
+                unchanged = one is None or one is adapters[-1]
+                assert torch.equal(together_RE[row], plain_RE[row]) is unchanged
+        torch.set_num_threads(1)
+
+    @torch.inference_mode()
+    def test_it_is_that_of_the_modules_within_rounding(
+        self, family: str, weights: Weights, level: int
+    ) -> None:
+        model = loaded(family, weights)
+        for one in adapters_of(model):
+            for num_rows in (1, 13, 60):
+                hidden_RE = some_rows(model, num_rows)
+                ours_RE, theirs_RE = (
+                    passed(model, hidden_RE, num_rows * [one], native) for native in (True, False)
+                )
+                assert relative_error(ours_RE, theirs_RE) < TOLERANCE[torch.bfloat16]
+
+
+@torch.inference_mode()
+def test_more_adapters_than_native_layers_can_number_go_by_modules() -> None:
+    model = loaded("llama3")
+    adapter = random_adapter(model.linear_shapes, 2)
+    for number, called in ((MOST_ADAPTERS, 0), (MOST_ADAPTERS + 1, model.spec.num_layers)):
+        users = [(model.place(adapter), slice(row, row + 1)) for row in range(number)]
+        assert layers_called(model, some_rows(model, number), Mixing(adapted_rows(users))) == called
 
 
 class TestOtherLayers:
