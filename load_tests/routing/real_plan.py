@@ -31,6 +31,9 @@ class RealPlan:
     warm, steady, novel: questions of each phase of a round; the first ones come as fast as they are answered,
     and are not counted. rate: the others per second, as a Poisson process.
     num_generated: tokens of an answer.
+    link_mb_per_s: KV lies in an S3 server behind a network link that brings so many megabytes (1e6 bytes) a
+    second to all replicas, and nodes keep next to nothing: as where it comes from other machines. 0: it lies
+    in the node's memory and on its disk.
 
     Raises:
         InvalidRequest: names the field and its range.
@@ -50,6 +53,7 @@ class RealPlan:
     novel: int = 80
     rate: float = 4.0
     num_generated: int = 4
+    link_mb_per_s: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -67,6 +71,7 @@ class RealPlan:
             ("novel", 8, 100_000),
             ("rate", 0.01, 1_000),
             ("num_generated", 1, 4096),
+            ("link_mb_per_s", 0, 1_000_000),
         ):
             value = getattr(self, name)
             check_range(name, value, least <= value <= most, f"{least} to {most}")  # no NaN is

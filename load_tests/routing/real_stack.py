@@ -4,15 +4,17 @@ documents and the same questions."""
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
@@ -26,6 +28,8 @@ from load_tests.benchmark import say
 from load_tests.pasted.documents import prose
 from load_tests.routing.real_findings import WAYS, WayRun, way_runs
 from load_tests.routing.real_plan import WARM, PlannedQuestion, RealPlan, instants_s, num_documents, planned
+from load_tests.servers.faulty_s3 import FaultyS3
+from load_tests.servers.s3 import S3Server
 from load_tests.service.demo_cluster import terminated_like_interrupted
 from load_tests.service.driver import Driver, OnToken
 from load_tests.service.loads import reply_of
@@ -47,6 +51,8 @@ QUESTION = "What did the surveyor measure, and when?"
 _DEADLINE_MS = 120_000
 _DOCUMENTS_PER_CALL = 8
 _MOST_IN_FLIGHT = 256
+_QUESTIONS_ON_THEIR_WAY = 2  # of each replica: their chunks fit on the disk of a node behind a link …
+_LEASE_S = 1.0  # … if those before them may leave it
 _MARGIN = 0.9  # chunks end between sentences: a document that is cut into as many is somewhat shorter
 
 
@@ -60,10 +66,10 @@ def run_all(plan: RealPlan, console: Console) -> dict[str, WayRun]:
     told: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     scratch = Path(tempfile.mkdtemp(prefix="kvquilt-routing-"))
     try:
-        with terminated_like_interrupted():
+        with terminated_like_interrupted(), _object_store(plan, scratch / "s3") as objects:
             for number, questions in enumerate(rounds):
                 for way in reversed(WAYS) if number % 2 else WAYS:
-                    with _stack(plan, way, scratch / "data", console) as state:
+                    with _stack(plan, way, objects, scratch / "data", console) as state:
                         if not samples:
                             asyncio.run(_ingest(plan, num_documents(rounds, plan), state))
                         say(f"{way}: {len(questions)} questions to {plan.replicas} replicas")
@@ -84,8 +90,32 @@ def _of_round(number: int, samples: Iterable[Sample], plan: RealPlan) -> list[Sa
 
 
 @contextmanager
-def _stack(plan: RealPlan, way: str, data_dir: Path, console: Console) -> Iterator[StackState]:
-    config = demo_config(data_dir, **_settings(plan, way))
+def _object_store(plan: RealPlan, data: Path) -> Iterator[dict[str, Any]]:
+    """The settings of ``kv_store`` by which a stack uses it. Keys are in the environment."""
+    if not plan.link_mb_per_s:
+        yield {}
+        return
+    server = S3Server(data)
+    try:
+        with (
+            mock.patch.dict(os.environ, server.environment),
+            FaultyS3(server.endpoint, bytes_per_s=1e6 * plan.link_mb_per_s) as link,
+        ):
+            yield {
+                "objects": {"endpoint": link.endpoint, "secure": False},
+                "disk_capacity_bytes": _QUESTIONS_ON_THEIR_WAY * plan.replicas * _question_bytes(plan),
+                "memory": {"capacity_bytes": 0},
+                "lease_s": _LEASE_S,
+            }
+    finally:
+        server.close()
+
+
+@contextmanager
+def _stack(
+    plan: RealPlan, way: str, kv_store: Mapping[str, Any], data_dir: Path, console: Console
+) -> Iterator[StackState]:
+    config = demo_config(data_dir, **_settings(plan, way), kv_store=kv_store)
     try:
         with start_progress(console) as on_progress:
             state = launcher.start(config, on_progress)
@@ -110,6 +140,10 @@ def _settings(plan: RealPlan, way: str) -> dict[str, Any]:
 
 def _kv_bytes_per_token(plan: RealPlan) -> int:
     return read_decoder(Path(demo_config(Path("unused"), model=plan.model).model)).kv_bytes_per_token
+
+
+def _question_bytes(plan: RealPlan) -> int:
+    return plan.chunks * plan.chunk_tokens * _kv_bytes_per_token(plan)
 
 
 def _prompts(plan: RealPlan) -> PromptTokenizer:

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
 
+_PIECE = 64 << 10  # bytes that pass a link at once
 _OF_THE_CONNECTION = ("transfer-encoding", "content-length", "connection")
 
 
@@ -67,10 +68,12 @@ def of_the_body(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ..
 
 class FaultyS3:
     """Listens at ``endpoint`` and passes on to ``upstream`` (host:port) what ``plan`` does not spoil. Set
-    ``plan`` at any time."""
+    ``plan`` at any time. ``bytes_per_s``: of all bodies of answers together, as of a network's link; 0: as
+    fast as they come."""
 
-    def __init__(self, upstream: str, plan: Plan | None = None) -> None:
+    def __init__(self, upstream: str, plan: Plan | None = None, bytes_per_s: float = 0.0) -> None:
         self.upstream = upstream
+        self.link = Link(bytes_per_s) if bytes_per_s else None
         self.plan: Plan = plan or (lambda request: None)
         self.requests: list[Request] = []
         self._lock = threading.Lock()
@@ -100,6 +103,21 @@ class FaultyS3:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class Link:
+    """Bytes of many senders pass one behind the other, a piece of each in turn."""
+
+    def __init__(self, bytes_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bytes_per_s, self._clock = bytes_per_s, clock
+        self._lock, self._free_at = threading.Lock(), 0.0
+
+    def wait_s(self, num_bytes: int) -> float:
+        """For how long the sender of so many bytes, which come next, has to wait until they have passed."""
+        with self._lock:
+            now = self._clock()
+            self._free_at = max(now, self._free_at) + num_bytes / self._bytes_per_s
+            return self._free_at - now
 
 
 class _ProxyServer(ThreadingHTTPServer):
@@ -154,9 +172,18 @@ class _ProxyHandler(BaseHTTPRequestHandler):
         if length is not None and answer.status != 204:
             self.send_header("Content-Length", length)
         self.end_headers()
-        self.wfile.write(answer.body[: fault.keep_bytes])
+        self._send(answer.body[: fault.keep_bytes])
         if fault.keep_bytes is not None and fault.keep_bytes < len(answer.body):
             self._reset() if fault.reset else self._end()
+
+    def _send(self, body: bytes) -> None:
+        if self.proxy.link is None:
+            self.wfile.write(body)
+            return
+        for first in range(0, len(body), _PIECE):
+            piece = body[first : first + _PIECE]
+            time.sleep(self.proxy.link.wait_s(len(piece)))
+            self.wfile.write(piece)
 
     def _refuse(self, fault: S3Fault) -> None:
         content = f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>injected</Message></Error>".encode()  # noqa: E501

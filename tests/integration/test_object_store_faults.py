@@ -186,6 +186,13 @@ def test_a_slow_server_is_waited_for(proxy: FaultyS3) -> None:
     assert loaded(blobs, "a") == whole(blobs, "a") == DATA
 
 
+def test_what_comes_by_a_link_is_whole(s3_server: S3Server) -> None:
+    with FaultyS3(s3_server.endpoint, bytes_per_s=200e6) as link:
+        blobs = impatient(link.endpoint)
+        blobs.put("a", DATA)
+        assert loaded(blobs, "a") == whole(blobs, "a") == DATA
+
+
 def test_a_server_that_hangs_is_given_up(proxy: FaultyS3) -> None:
     blobs = ObjectBlobs(settings_for(proxy.endpoint, read_timeout_s=0.2, retry_s=0.3))
     blobs.put("a", DATA)

@@ -188,7 +188,9 @@ def test_the_report_names_what_the_targets_go_by() -> None:
     assert [column.header for column in real_table(runs, PLAN).columns][-1] == "stale chunks"
 
 
-@pytest.mark.parametrize("field", ["replicas", "subjects", "pool_share", "zipf", "rate", "steady", "rounds"])
+@pytest.mark.parametrize(
+    "field", ["replicas", "subjects", "pool_share", "zipf", "rate", "steady", "rounds", "link_mb_per_s"]
+)
 def test_what_makes_no_sense_is_refused_by_name(field: str) -> None:
     for value in (-1, float("nan")):
         with pytest.raises(InvalidRequest, match=f"^{field}: "):
