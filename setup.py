@@ -8,11 +8,18 @@ setup(
     ext_modules=[
         Extension(
             "shared.engine._kernels",
-            [f"{ENGINE}/threads.c", f"{ENGINE}/backends/native.c", f"{ENGINE}/model/linear_kernels.c"],
+            [
+                f"{ENGINE}/threads.c",
+                f"{ENGINE}/backends/native.c",
+                f"{ENGINE}/model/linear_kernels.c",
+                f"{ENGINE}/model/layers.c",
+            ],
             depends=[
                 f"{ENGINE}/threads.h",
                 f"{ENGINE}/matrix_units.h",
+                f"{ENGINE}/backends/native.h",
                 f"{ENGINE}/backends/native_kernels.h",
+                f"{ENGINE}/model/linear_kernels.h",
                 f"{ENGINE}/model/linear_singles.h",
                 f"{ENGINE}/model/linear_exact.h",
                 f"{ENGINE}/model/linear_amx.h",

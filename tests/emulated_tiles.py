@@ -18,7 +18,7 @@ from shared.engine.backends import native
 from shared.engine.model import linear_kernels
 
 ENGINE = Path(native.__file__).parents[1]
-SOURCES = ("threads.c", "backends/native.c", "model/linear_kernels.c")
+SOURCES = ("threads.c", "backends/native.c", "model/linear_kernels.c", "model/layers.c")
 AVX512, AMX = 2, 3
 HERE = linear_kernels.best_level()
 EMULATED = HERE == AVX512 and shutil.which("gcc") is not None

@@ -4,7 +4,8 @@ and over.
 Everything between it and the arithmetic limit is the kernels' own; everything between it and the measured
 time is the engine's. Kernels are recorded from a real step: matrix products and attention. What merely moves
 numbers is no kernel here, so it counts against the engine; so does attention by Triton, which torch does not
-see.
+see. Norms and products that are one native call are one kernel, and layers that are one call are recorded
+apart.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shared.engine.attention import StepPlan
 from shared.engine.backends.native import NativeAttention
-from shared.engine.model.linear_kernels import LinearKernels
+from shared.engine.model.linear_kernels import LinearKernels, Stages
 from shared.measuring.rates import best_s
 
 _KERNELS = (
@@ -72,8 +74,10 @@ def ceiling_of(work: Callable[[], object]) -> Ceiling:
     """``work`` runs once, recorded, on this thread."""
     with (
         _Recorder() as recorder,
+        mock.patch.object(StepPlan, "uninterrupted", None),  # so that layers are several calls
         _recorded(NativeAttention, "run") as attention,
         _recorded(LinearKernels, "product") as products,
+        _recorded(Stages, "run") as stages,
     ):
         work()
     with torch.inference_mode():
@@ -83,11 +87,11 @@ def ceiling_of(work: Callable[[], object]) -> Ceiling:
         )
         seconds += sum(map(best_s, attention))
         of_a_size: dict[tuple[Any, ...], list[_Call]] = {}
-        for call in products:
+        for call in (*products, *stages):
             sizes = (*map(_layout, call.args[1:]), *call.keywords.items())
             of_a_size.setdefault(sizes, []).append(call)
         seconds += sum(len(calls) * best_s(calls[0]) for calls in of_a_size.values())
-    ours = len(attention) + len(products)
+    ours = len(attention) + len(products) + len(stages)
     return Ceiling(seconds, recorder.calls.total() + ours, len(recorder.calls) + len(of_a_size))
 
 

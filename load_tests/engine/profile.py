@@ -1,4 +1,5 @@
-"""Shows where a step's time goes: matrix products, attention, small operations, and Python between them.
+"""Shows where a step's time goes: matrix products, attention (or layers that are one native call), small
+operations, and Python between them.
 
     python -m load_tests.engine.profile --shape qwen2-0.5b --context 4096 --questions 8
 
@@ -14,25 +15,30 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
-import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from load_tests.benchmark import new_parser, option
 from load_tests.engine.ours import Ours
 from shared.engine.backends.native import NativeAttention
+from shared.engine.model.linear_kernels import Layers, LinearKernels, Stages
 from shared.measuring.case import Case
 from shared.measuring.shapes import SHAPES
 
 ATTENTION = "the native attention of a layer"
+LAYERS = "all layers, in one native call"
+PRODUCTS = "native norms and products"
 KINDS = {
-    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "mkldnn::_linear_pointwise"),
+    "all layers": (LAYERS,),
+    "matrix products": (
+        PRODUCTS,
+        *("aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "mkldnn::_linear_pointwise"),
+    ),
     "attention": (
         ATTENTION,
         "aten::_scaled_dot_product_flash_attention_for_cpu",
         "aten::_flash_attention_forward",
     ),
 }
-_RUN = NativeAttention.run
 SMALL, PYTHON = "small operations", "Python and all else"
 
 
@@ -55,9 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _marked(*args: Any) -> torch.Tensor:
-    with record_function(ATTENTION):
-        return _RUN(*args)
+def _marked_as(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    def marked(*args: Any, **options: Any) -> Any:
+        with record_function(name):
+            return run(*args, **options)
+
+    return marked
 
 
 def _print(what: str, work: Callable[[], float], num_rows: int) -> None:
@@ -65,9 +74,12 @@ def _print(what: str, work: Callable[[], float], num_rows: int) -> None:
     shares all the same."""
     work()
     plain_s = work()
-    # Torch does not see the native attention by itself.
+    # Torch does not see native calls by itself.
     with (
-        mock.patch.object(NativeAttention, "run", _marked),
+        mock.patch.object(NativeAttention, "run", _marked_as(ATTENTION, NativeAttention.run)),
+        mock.patch.object(Layers, "run", _marked_as(LAYERS, Layers.run)),
+        mock.patch.object(Stages, "run", _marked_as(PRODUCTS, Stages.run)),
+        mock.patch.object(LinearKernels, "product", _marked_as(PRODUCTS, LinearKernels.product)),
         profile(activities=[ProfilerActivity.CPU]) as profiler,
     ):
         started = time.perf_counter()

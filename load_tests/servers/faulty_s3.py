@@ -73,7 +73,7 @@ class FaultyS3:
 
     def __init__(self, upstream: str, plan: Plan | None = None, bytes_per_s: float = 0.0) -> None:
         self.upstream = upstream
-        self.link = Link(bytes_per_s) if bytes_per_s else None
+        self.link = NetworkLink(bytes_per_s) if bytes_per_s else None
         self.plan: Plan = plan or (lambda request: None)
         self.requests: list[Request] = []
         self._lock = threading.Lock()
@@ -105,7 +105,7 @@ class FaultyS3:
         self.close()
 
 
-class Link:
+class NetworkLink:
     """Bytes of many senders pass one behind the other, a piece of each in turn."""
 
     def __init__(self, bytes_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:

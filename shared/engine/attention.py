@@ -127,6 +127,13 @@ class StepPlan:
             s.arrival for s in seen.values() if s.arrival and not s.arrival.settled
         ]
 
+    @property
+    def uninterrupted(self) -> Attention | None:
+        """What attends, if nothing else is to be done from layer to layer: none waits for what arrives, and
+        no branch has a probe."""
+        watched = any(lane.branch.probe is not None for lane in self.lanes)
+        return None if self._arrivals or watched else self._attention
+
     def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         """See ``Attention.run``.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 
@@ -145,8 +145,7 @@ class NativeBackend:
             self._tiling is None,
             *(array.ctypes.data for array in tempering),
         )
-        run = functools.partial(self._library.kvquilt_run, self._level, step)
-        return NativeAttention(run, spec.num_heads, (tables, tensors))
+        return NativeAttention(self._library, self._level, step, (tables, tensors))
 
     def _workspace_bytes(self, tiling: Tiling) -> int:
         """Of one thread."""
@@ -162,15 +161,22 @@ class NativeBackend:
 
 @dataclass(frozen=True, slots=True)
 class NativeAttention:
-    """``attend`` is ``kvquilt_run`` on a step; ``points_to`` keeps alive what the step points to."""
+    """Calls ``kvquilt_run`` on a step; ``points_to`` keeps alive what the step points to."""
 
-    attend: Callable[..., None]
-    num_heads: int
+    library: ctypes.CDLL
+    level: int
+    step: _Step
     points_to: object
 
     def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         q_HRD, k_KRD, v_KRD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_HRD, k_KRD, v_KRD))
-        merged_RHD = torch.empty(q_HRD.shape[1], self.num_heads, q_HRD.shape[2], dtype=q_HRD.dtype)
+        merged_RHD = torch.empty(q_HRD.shape[1], q_HRD.shape[0], q_HRD.shape[2], dtype=q_HRD.dtype)
         rows = (_Rows(x.data_ptr(), *x.stride()[:2]) for x in (q_HRD, k_KRD, v_KRD))
-        self.attend(layer, *rows, merged_RHD.data_ptr(), scale * LOG2_E)
+        out, score_scale = merged_RHD.data_ptr(), to_base_2(scale)
+        self.library.kvquilt_run(self.level, self.step, layer, *rows, out, score_scale)
         return merged_RHD.transpose(0, 1)
+
+
+def to_base_2(scale: float) -> float:
+    """By what the kernels multiply scores, which are logarithms to that base."""
+    return scale * LOG2_E

@@ -69,8 +69,9 @@ INLINE void exact_tile(const Product *p, int64_t row, const int rows, int64_t un
 
 static void exact_tiles(const Product *p, int64_t row, int rows, int64_t unit, int units){TILES_OF_12(exact_tile)}
 
-static void norm_row(const Norm *n, int64_t row) {
-    const uint16_t *x = n->x + row * n->width;
+static void norm_part(const Norm *n, int64_t part) {
+    const int64_t begin = part / n->num_parts * n->stride + part % n->num_parts * n->width;
+    const uint16_t *x = n->x + begin;
     __m512 squares[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
     for (int64_t i = 0; i < n->width; i += 16) {
         const __m512 y = sixteen(x + i, n->width - i);
@@ -81,6 +82,6 @@ static void norm_row(const Norm *n, int64_t row) {
     for (int64_t i = 0; i < n->width; i += 16) {
         const int64_t left = n->width - i;
         const __m512 y = _mm512_mul_ps(_mm512_mul_ps(sixteen(x + i, left), factor), sixteen(n->weight + i, left));
-        store_rounded(n->out + row * n->width + i, y, left);
+        store_rounded(n->out + begin + i, y, left);
     }
 }

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "../threads.h"
+#include "linear_kernels.h"
 
 #define UNIT 32
 #define MAX_TILE 12
@@ -49,27 +50,14 @@ typedef struct {
     int32_t num_threads;
 } Weights;
 
-/* Each row by its root mean square, times weight: bfloat16, rounded once. */
+/* Each of the first ``num_parts`` of a row by its root mean square, times weight: bfloat16, rounded once. */
 typedef struct {
     const uint16_t *x, *weight;
     uint16_t *out;
-    int64_t num_rows, width;
+    int64_t num_rows, stride, width; /* of a row, and of a part */
     float eps;
-    int32_t num_threads;
+    int32_t num_parts, num_threads;
 } Norm;
-
-/* A norm or a product of rows of bfloat16, one of several. Which rows it reads, adds to (−1: none) and writes: places among those of a
- * call. The weight of a norm is as wide as its inputs and its outputs. Adapters have numbers from 1 to 63 in a call. */
-typedef struct {
-    const void *weight;
-    const float *scale, *bias; /* Weights with a scale are int8. Norms have no bias, and thereby are told from products. */
-    int64_t num_in, num_out;
-    float eps;
-    int32_t gated, x, added_to, out;
-    int32_t adapter;   /* of the rows that this product is for; 0: of all */
-    int32_t more;      /* the place of what adapters add (Product) */
-    uint64_t adapters; /* that add something: bit n for number n */
-} Stage;
 
 typedef struct {
     void (*tile)(const Product *, int64_t row, int rows, int64_t unit, int units);
@@ -247,7 +235,7 @@ int kvquilt_linear_level(void) {
 }
 #else
 static const Kernels KERNELS[NUM_LEVELS][NUM_KINDS];
-static void norm_row(const Norm *n, int64_t row) {}
+static void norm_part(const Norm *n, int64_t part) {}
 int kvquilt_linear_level(void) { return 0; }
 #endif
 
@@ -306,16 +294,18 @@ void kvquilt_linear_weights(int level, int kind, const Weights *w) {
 #define ROWS_AT_ONCE 16 /* Fewer are done before others have begun. */
 
 static void norm_some(void *context, int64_t first, int64_t end, int thread) {
-    for (int64_t row = first; row < end; row++) norm_row(context, row);
+    for (int64_t part = first; part < end; part++) norm_part(context, part);
 }
 
 /* Of level 2 or above. */
-void kvquilt_linear_norm(const Norm *n) { kvquilt_share(n->num_threads, n->num_rows, ROWS_AT_ONCE, norm_some, (void *)n); }
+void kvquilt_linear_norm(const Norm *n) {
+    kvquilt_share(n->num_threads, n->num_rows * n->num_parts, ROWS_AT_ONCE, norm_some, (void *)n);
+}
 
 static void run_stage(int level, const Stage *s, void *const *rows, const uint8_t *adapter_of, int64_t first, int64_t end, int num_threads) {
-    const uint16_t *x = (const uint16_t *)rows[s->x] + first * s->num_in;
-    uint16_t *out = (uint16_t *)rows[s->out] + first * s->num_out;
     if (s->bias) {
+        const uint16_t *x = (const uint16_t *)rows[s->x] + first * s->num_in;
+        uint16_t *out = (uint16_t *)rows[s->out] + first * s->num_out;
         const int64_t width = over(s->num_out, s->gated ? UNIT / 2 : UNIT) * UNIT;
         const uint16_t *added_to = s->added_to < 0 ? 0 : (const uint16_t *)rows[s->added_to] + first * s->num_out;
         const uint16_t *more = s->adapters ? (const uint16_t *)rows[s->more] + first * width : 0;
@@ -323,13 +313,13 @@ static void run_stage(int level, const Stage *s, void *const *rows, const uint8_
                                  num_threads, s->gated, added_to, more, adapter_of + first, s->adapters};
         kvquilt_linear_product(level, s->scale ? PAIRS_INT8 : PAIRS_BFLOAT16, &product);
     } else {
-        const Norm norm = {x, s->weight, out, end - first, s->num_in, s->eps, num_threads};
+        const int64_t begin = first * s->num_out + s->first_part * s->num_in;
+        const Norm norm = {(const uint16_t *)rows[s->x] + begin, s->weight, (uint16_t *)rows[s->out] + begin, end - first,
+                           s->num_out, s->num_in, s->eps, s->num_parts, num_threads};
         kvquilt_linear_norm(&norm);
     }
 }
 
-/* Of level 2 or above, and of at least one row. Every stage but the first begins when all rows of the one in front of it are done.
- * ``adapter_of``: of each row, the number of its adapter, or 0; may be none if no stage has to do with adapters. */
 void kvquilt_linear_stages(int level, const Stage *stages, int num_stages, void *const *rows, int64_t num_rows, int num_threads,
                            const uint8_t *adapter_of) {
     for (const Stage *s = stages; s < stages + num_stages; s++)
@@ -344,5 +334,6 @@ void kvquilt_linear_stages(int level, const Stage *stages, int num_stages, void 
 
 /* Of this library's structures, and how many levels it knows: a caller that was compiled from other sources has others. */
 int64_t kvquilt_linear_bytes(void) {
-    return 100000000 * NUM_LEVELS + 1000000 * sizeof(Product) + 10000 * sizeof(Weights) + 100 * sizeof(Norm) + sizeof(Stage);
+    const int64_t of_calls = 1000000 * sizeof(Product) + 10000 * sizeof(Weights) + 100 * sizeof(Norm) + sizeof(Stage);
+    return 10000000000 * sizeof(Layer) + 100000000 * NUM_LEVELS + of_calls;
 }

@@ -8,7 +8,9 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
+from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,16 +73,19 @@ class _Norm(ctypes.Structure):
         ("weight", c_void_p),
         ("out", c_void_p),
         ("num_rows", c_int64),
+        ("stride", c_int64),
         ("width", c_int64),
         ("eps", c_float),
+        ("num_parts", c_int32),
         ("num_threads", c_int32),
     )
 
 
 class NativeStage(ctypes.Structure):
-    """``Stage`` of linear_kernels.c: a norm or a product, and where among a call's rows those are that it
-    reads, adds to (-1: none) and writes. ``adapter``: number of the one whose rows it is for; 0: of all.
-    ``more``: where that lies which ``adapters`` (bit n: number n) add to its sums."""
+    """``Stage`` of linear_kernels.h: a norm (of ``num_parts`` of each row) or a product, and where among a
+    call's rows those are that it reads, adds to (-1: none) and writes. ``adapter``: number of the one whose
+    rows it is for; 0: of all. ``more``: where that lies which ``adapters`` (bit n: number n) add to its
+    sums."""
 
     _fields_ = (
         ("weight", c_void_p),
@@ -93,9 +98,24 @@ class NativeStage(ctypes.Structure):
         ("x", c_int32),
         ("added_to", c_int32),
         ("out", c_int32),
+        ("first_part", c_int32),
+        ("num_parts", c_int32),
         ("adapter", c_int32),
         ("more", c_int32),
         ("adapters", c_uint64),
+    )
+
+
+class _Layer(ctypes.Structure):
+    """``Layer`` of linear_kernels.h."""
+
+    _fields_ = (
+        ("in_front", POINTER(NativeStage)),
+        ("behind", POINTER(NativeStage)),
+        ("num_in_front", c_int32),
+        ("num_behind", c_int32),
+        ("number", c_int32),
+        ("scale", c_float),
     )
 
 
@@ -121,15 +141,28 @@ def library() -> ctypes.CDLL | None:
         c_int,
         c_char_p,
     )
+    loaded.kvquilt_layers.restype = None
+    loaded.kvquilt_layers.argtypes = (
+        c_int,
+        c_int,
+        POINTER(_Layer),
+        c_int,
+        c_void_p,
+        POINTER(c_void_p),
+        c_char_p,
+    )
     return loaded
 
 
 def fits(loaded: ctypes.CDLL) -> bool:
     """Its structures and levels are those above."""
     sizes = getattr(loaded, "kvquilt_linear_bytes", None)
-    ours = [ctypes.sizeof(one) for one in (_Product, _Weights, _Norm, NativeStage)]
+    if sizes is None:
+        return False
+    sizes.restype = c_int64
+    layer, *ours = (ctypes.sizeof(one) for one in (_Layer, _Product, _Weights, _Norm, NativeStage))
     told = 1_000_000 * ours[0] + 10_000 * ours[1] + 100 * ours[2] + ours[3]
-    return sizes is not None and sizes() == 100_000_000 * (1 + len(LEVELS)) + told
+    return bool(sizes() == 10_000_000_000 * layer + 100_000_000 * (1 + len(LEVELS)) + told)
 
 
 def best_level() -> int:
@@ -149,7 +182,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out.data_ptr(),
         x.numel() // width,
         width,
+        width,
         eps,
+        1,
         torch.get_num_threads(),
     )
     loaded.kvquilt_linear_norm(norm)
@@ -164,9 +199,7 @@ class Stages:
         loaded = library()
         assert loaded is not None
         self._run, self._level = loaded.kvquilt_linear_stages, best_level()
-        self._stages = (NativeStage * len(stages))(*stages)
-        num_places = 1 + max(max(one.x, one.added_to, one.out, one.more) for one in stages)
-        self._pointers = c_void_p * num_places
+        self.stages = (NativeStage * len(stages))(*stages)
 
     def run(self, *places: Tensor, adapter_of: bytes | None = None) -> None:
         """
@@ -174,9 +207,44 @@ class Stages:
         adapter_of: number of each row's adapter, 0 for none, where stages have to do with adapters.
         """
         if num_rows := len(places[0]):
-            pointers = self._pointers(*[rows.data_ptr() for rows in places])
+            pointers = (c_void_p * len(places))(*[rows.data_ptr() for rows in places])
             threads = torch.get_num_threads()
-            self._run(self._level, self._stages, len(self._stages), pointers, num_rows, threads, adapter_of)
+            self._run(self._level, self.stages, len(self.stages), pointers, num_rows, threads, adapter_of)
+
+
+class LayerStages(NamedTuple):
+    """What stands in front of a layer's attention and behind it. ``number``, ``scale``: its own, and by what
+    attention multiplies scores, to base 2."""
+
+    in_front: Stages
+    behind: Stages
+    number: int
+    scale: float
+
+
+class Layers:
+    """Decoder layers one behind the other in one native call, attention included (layers.c)."""
+
+    def __init__(self, layers: Sequence[LayerStages]) -> None:
+        loaded = library()
+        assert loaded is not None
+        self._run, self._level = loaded.kvquilt_layers, best_level()
+        self._stages = layers  # which the structures point to
+        self._layers = (_Layer * len(layers))(
+            *(
+                _Layer(front.stages, behind.stages, len(front.stages), len(behind.stages), number, scale)
+                for front, behind, number, scale in layers
+            )
+        )
+
+    def run(
+        self, attention_level: int, step: ctypes.Structure, places: Sequence[Tensor], adapter_of: bytes
+    ) -> None:
+        """``attention_level``, ``step``: of the kernels of attention; ``places``: as those of ``Stages``, the
+        first ones in the order of layers.c."""
+        pointers = (c_void_p * len(places))(*[rows.data_ptr() for rows in places])
+        layers, address = self._layers, ctypes.addressof(step)
+        self._run(self._level, attention_level, layers, len(layers), address, pointers, adapter_of)
 
 
 class LinearKernels:

@@ -20,13 +20,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from shared.engine.attention import Attention
+from shared.engine.attention import Attention, StepPlan
+from shared.engine.backends.native import NativeAttention
 from shared.engine.device_arrays import integers
 from shared.engine.host_memory import HostArena
 from shared.engine.model.adapting import AdaptedRows, AdapterWeights, adapting
 from shared.engine.model.int8 import SCHEME, check_int8
 from shared.engine.model.lora import LoraAdapter, linear_shapes
-from shared.engine.model.native_layer import NativeLayer, native_layer
+from shared.engine.model.native_layer import NativeLayer, NativeLayers, native_layer
 from shared.engine.model.packets import Packets
 from shared.engine.model.packing import Products, best_products, can_pack, int8_products, pack_linears
 from shared.engine.model.rope import Angles
@@ -69,6 +70,7 @@ class LoadedModel:
         self._decoder = hf_model.model
         self._layers = list(hf_model.model.layers[: spec.num_layers])
         self._native: list[NativeLayer | None] = [None] * spec.num_layers
+        self._native_layers: NativeLayers | None = None
         self.linear_shapes = linear_shapes(self._layers)
         # rotation by nothing, for every layer
         self._unrotated: Angles = self._decoder.rotary_emb(
@@ -113,6 +115,7 @@ class LoadedModel:
                 native_layer(module, functools.partial(self._run_layer, layer), self.spec)
                 for layer, module in enumerate(self._layers)
             ]
+            self._native_layers = NativeLayers.of(self._native)
 
     def quantise(self) -> None:
         """From now on the weights of linear layers are int8, and KV is another model's.
@@ -191,7 +194,12 @@ class LoadedModel:
     def forward(self, plan: ModelPass) -> Tensor:
         """Runs the plan's rows through all layers; their KV is appended to their segments. Returns hidden
         states [R, E]."""
-        hidden_RE = self.embed(plan.token_ids)
+        hidden_RE, layers = self.embed(plan.token_ids), self._native_layers
+        attention = plan.uninterrupted if isinstance(plan, StepPlan) else None
+        if layers is not None and isinstance(attention, NativeAttention):
+            native = layers.run(hidden_RE, attention, plan.adapted)
+            if native is not None:
+                return native
         for layer in range(self.spec.num_layers):
             hidden_RE = self.run_layer(layer, hidden_RE, plan)
         return hidden_RE

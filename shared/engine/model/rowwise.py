@@ -115,8 +115,14 @@ class RowwiseNorm(torch.nn.Module):
 
     def stage(self, x: int, out: int) -> NativeStage:
         """This norm among others (``Stages``)."""
-        width = len(self.weight)
-        return NativeStage(self.weight.data_ptr(), None, None, width, width, self._eps, False, x, -1, out)
+        return self.stage_of_parts(x, out, len(self.weight), 0, 1)
+
+    def stage_of_parts(self, x: int, out: int, row_width: int, first: int, count: int) -> NativeStage:
+        """Norms of ``count`` parts of each row, from that number on, as wide as the weight; they may be what
+        is written."""
+        pointers = self.weight.data_ptr(), None, None
+        sizes = len(self.weight), row_width, self._eps
+        return NativeStage(*pointers, *sizes, False, x, -1, out, first, count)
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self._eps)

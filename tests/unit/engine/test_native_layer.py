@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +17,11 @@ from hypothesis import strategies as st
 from transformers import GraniteConfig, GraniteForCausalLM
 
 from shared.engine import wrap_model
+from shared.engine.attention import Lane, StepPlan
+from shared.engine.backends import native
+from shared.engine.backends.native import NativeAttention, NativeBackend
+from shared.engine.backends.tables import FIXED
+from shared.engine.kv.branch import Branch, Placement
 from shared.engine.model import linear_kernels
 from shared.engine.model.adapting import (
     MOST_ADAPTERS,
@@ -26,7 +32,7 @@ from shared.engine.model.adapting import (
     adapted_rows,
 )
 from shared.engine.model.int8 import Int8Gate, Int8Linear, Room
-from shared.engine.model.linear_kernels import Stages
+from shared.engine.model.linear_kernels import Layers, Stages
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.rounding import TOLERANCE, relative_error
 from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, RowwiseNorm, rowwise_works
@@ -267,6 +273,115 @@ def test_more_adapters_than_native_layers_can_number_go_by_modules() -> None:
     for number, called in ((MOST_ADAPTERS, 0), (MOST_ADAPTERS + 1, model.spec.num_layers)):
         users = [(model.place(adapter), slice(row, row + 1)) for row in range(number)]
         assert layers_called(model, some_rows(model, number), Mixing(adapted_rows(users))) == called
+
+
+class Step:
+    """Two steps of three branches, of which two see the first one's tokens: how many rows, and with which
+    adapters."""
+
+    def __init__(self, model: LoadedModel, num_rows: int, adapters: Sequence[AdapterWeights | None]) -> None:
+        draw = torch.Generator().manual_seed(num_rows)
+        self.model, self.adapters = model, adapters
+        self.backend = NativeBackend(model.spec, FIXED)
+
+        def ids(count: int) -> tuple[int, ...]:
+            return tuple(torch.randint(model.spec.vocab_size, (count,), generator=draw).tolist())
+
+        first = Branch(model.spec, ids(num_rows), 0)
+        others = [
+            Branch(model.spec, ids(count), num_rows + 3, (Placement(first.segment, 2),)) for count in (1, 5)
+        ]
+        self.branches = [first, *others]
+
+    def run(self) -> list[torch.Tensor]:
+        """Hidden states of the first branch, then of those that see it."""
+        return [self.hidden(self.branches[:1]), self.hidden(self.branches[1:])]
+
+    def hidden(self, branches: Sequence[Branch]) -> torch.Tensor:
+        lanes, start = [], 0
+        for branch in branches:
+            count = len(branch.pending)
+            branch.segment.reserve(count)
+            lanes.append(Lane(branch, start, count, self.adapters[self.branches.index(branch)]))
+            start += count
+        hidden_RE = self.model.forward(StepPlan(lanes, self.backend))
+        for lane in lanes:
+            lane.advance()
+        return hidden_RE
+
+
+@pytest.mark.parametrize("level", [number for number in TESTED if number >= AVX512], indirect=True)
+@pytest.mark.parametrize("family", ["llama3", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize("weights", ["exact", "int8"])
+@torch.inference_mode()
+def test_all_layers_in_one_call_have_the_bits_of_one_after_the_other(
+    family: str, weights: Weights, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded(family, weights)
+    none, one, other, *_ = adapters_of(model)
+    monkeypatch.setattr(native, "best_level", lambda: level)
+    for num_rows, threads in ((1, 1), (12, 3), (60, 1)):
+        for adapters in ((none, none, none), (one, none, other)):
+            torch.set_num_threads(threads)
+            together = Step(model, num_rows, adapters).run()
+            with mock.patch.object(StepPlan, "uninterrupted", None):
+                apart = Step(model, num_rows, adapters).run()
+            torch.set_num_threads(1)
+            assert all(torch.equal(*pair) for pair in zip(together, apart, strict=True))
+
+
+class TestWhatRunsInOneCall:
+    @pytest.fixture
+    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """In order: of all layers, or of one layer's attention."""
+        noted: list[str] = []
+        for owner, name in ((Layers, "all layers"), (NativeAttention, "a layer")):
+
+            def noting(*args: Any, run: Any = owner.run, name: str = name) -> Any:
+                noted.append(name)
+                return run(*args)
+
+            monkeypatch.setattr(owner, "run", noting)
+        return noted
+
+    @torch.inference_mode()
+    def test_a_step_with_nothing_to_do_between_layers(self, calls: list[str]) -> None:
+        Step(loaded("llama3"), 3, [None] * 3).run()
+        assert calls == 2 * ["all layers"]
+
+    @torch.inference_mode()
+    def test_not_one_whose_queries_are_looked_at(self, calls: list[str]) -> None:
+        step = Step(loaded("llama3"), 3, [None] * 3)
+        step.branches[0].probe = mock.Mock()
+        step.run()
+        assert calls == [*step.model.spec.num_layers * ["a layer"], "all layers"]
+        assert step.branches[0].probe.look.call_count == step.model.spec.num_layers
+
+    @torch.inference_mode()
+    def test_not_one_that_waits_for_layers_to_arrive(self, calls: list[str]) -> None:
+        step = Step(loaded("llama3"), 3, [None] * 3)
+        step.run()
+        calls.clear()
+        step.branches[0].segment.arrival = arrival = mock.Mock(settled=False)
+        step.branches[1].pending.append(1)
+        step.hidden(step.branches[1:2])
+        assert calls == step.model.spec.num_layers * ["a layer"]
+        assert [call.args[0] for call in arrival.wait_for.call_args_list] == [
+            *range(step.model.spec.num_layers)
+        ]
+
+    @torch.inference_mode()
+    def test_more_rows_than_the_kernels_of_int8_are_for_are_left_to_transformers(
+        self, calls: list[str]
+    ) -> None:
+        model = loaded("llama3", "int8")
+        Step(model, model.hf_model.model.layers[0].self_attn.o_proj.most_rows + 1, [None] * 3).run()
+        assert calls == [*model.spec.num_layers * ["a layer"], "all layers"]
+
+    @torch.inference_mode()
+    def test_no_layer_alone_that_is_not_native(self, calls: list[str]) -> None:
+        Step(loaded("phi3"), 3, [None] * 3).run()
+        assert set(calls) == {"a layer"}
 
 
 class TestOtherLayers:
