@@ -52,7 +52,6 @@ from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement
 
 _COSTS = ("invariant", "sampled", "ape", "adapter")
-_COSTS = ("invariant", "sampled", "ape", "adapter")
 _BOTH = ("compare", "disk", "sharing", *_COSTS, "speculation", "late", "chains")
 CPU_PARTS = (*_BOTH, "weights")
 GPU_PARTS = (*_BOTH, "branches", "batches")
