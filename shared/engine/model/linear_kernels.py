@@ -131,26 +131,10 @@ def library() -> ctypes.CDLL | None:
     loaded.kvquilt_linear_norm.restype, loaded.kvquilt_linear_norm.argtypes = None, (POINTER(_Norm),)
     loaded.kvquilt_linear_product.argtypes = (c_int, c_int, POINTER(_Product))
     loaded.kvquilt_linear_weights.argtypes = (c_int, c_int, POINTER(_Weights))
-    loaded.kvquilt_linear_stages.restype = None
-    loaded.kvquilt_linear_stages.argtypes = (
-        c_int,
-        POINTER(NativeStage),
-        c_int,
-        POINTER(c_void_p),
-        c_int64,
-        c_int,
-        c_char_p,
-    )
-    loaded.kvquilt_layers.restype = None
-    loaded.kvquilt_layers.argtypes = (
-        c_int,
-        c_int,
-        POINTER(_Layer),
-        c_int,
-        c_void_p,
-        POINTER(c_void_p),
-        c_char_p,
-    )
+    stages, rows, layers = POINTER(NativeStage), POINTER(c_void_p), POINTER(_Layer)
+    loaded.kvquilt_linear_stages.restype = loaded.kvquilt_layers.restype = None
+    loaded.kvquilt_linear_stages.argtypes = (c_int, stages, c_int, rows, c_int64, c_int, c_char_p)
+    loaded.kvquilt_layers.argtypes = (c_int, c_int, layers, c_int, c_void_p, rows, c_char_p)
     return loaded
 
 
