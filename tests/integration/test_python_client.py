@@ -90,7 +90,7 @@ def server() -> Iterator[Server]:
     running.start()
     service.target = f"127.0.0.1:{port}"
     yield service
-    running.stop(None)
+    running.stop(None).wait()
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ async def test_it_starts_to_work_when_its_milvus_does(tmp_path: Path) -> None:
         assert not (await replica.ListCollections(retrieval_pb2.ListCollectionsRequest())).collections
     finally:
         del replica
-        server.stop(grace=None)
+        server.stop(grace=None).wait()
         database.close()
 
 

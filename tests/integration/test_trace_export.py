@@ -64,7 +64,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[mi
         try:
             yield f"http://127.0.0.1:{port}"
         finally:
-            server.stop(None)
+            server.stop(None).wait()
 
     @contextmanager
     def over_http(self) -> Iterator[str]:
