@@ -235,7 +235,7 @@ def assert_alike(ours: Generated, other: Generated, tolerance: float = 1e-4) -> 
 class Shelf:
     """A ``SegmentSource`` in memory whose contents can be spoilt. ``before_open`` is called before chunks are
     looked for, ``before_layer`` in front of every layer that is read, on the reading thread: they may wait,
-    and raise."""
+    and raise. ``encodings``: of chunks that are to count as stored in another one than others."""
 
     def __init__(self) -> None:
         self.kv: dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
@@ -248,6 +248,7 @@ class Shelf:
         self.before_layer: Callable[[str, int], None] = lambda chunk_id, layer: None
         self.num_unclosed = 0
         self.encoding = "exact"
+        self.encodings: dict[str, str] = {}
 
     def open(
         self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = "", tenant: str = ""
@@ -284,7 +285,7 @@ class _Book:
 
     @property
     def encoding(self) -> str:
-        return self._shelf.encoding
+        return self._shelf.encodings.get(self._chunk_id, self._shelf.encoding)
 
     def __init__(
         self, shelf: Shelf, chunk_id: str, k_LHTD: list[torch.Tensor], v_LHTD: list[torch.Tensor]

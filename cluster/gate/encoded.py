@@ -16,12 +16,12 @@ class EncodedSource(NoSource):
     """Has nothing stored: what is computed is encoded and decoded, and stays in the engine."""
 
     def __init__(self, encoding: str, rope: RopeSpec) -> None:
-        self._encoding = encoding
+        self.encoding = encoding
         self._scratch = Scratch(rope)
 
     def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor], saved: bool = True) -> str:
-        layers = encode_layers(self._encoding, k_LHTD, v_LHTD, self._scratch)
+        layers = encode_layers(self.encoding, k_LHTD, v_LHTD, self._scratch)
         rotation = self._scratch.rotation(k_LHTD[0].device)
         for buffers, k_HTD, v_HTD in zip(layers, k_LHTD, v_LHTD, strict=True):
-            encoding_of(self._encoding).decode(buffers, rotation, k_HTD, v_HTD)
-        return self._encoding
+            encoding_of(self.encoding).decode(buffers, rotation, k_HTD, v_HTD)
+        return self.encoding

@@ -35,6 +35,10 @@ class Comparing:
         self._source = source
         self._found: dict[str, tuple[float, str]] = {}
 
+    @property
+    def encoding(self) -> str:
+        return self._source.encoding
+
     def open(
         self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = "", tenant: str = ""
     ) -> Mapping[str, StoredSegment]:

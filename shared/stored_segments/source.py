@@ -73,7 +73,7 @@ class StoreSegmentSource:
         self._node_id = node_id
         self._loop = loop
         self._shape = shape
-        self._encoding = encoding
+        self.encoding = encoding
         self._scratch = Scratch(shape.rope)
         self._beginners = ThreadPoolExecutor(_NUM_BEGINNERS, "kv-begin")
         # What ``as_stored`` made and ``save`` has not written yet, by the first layer's keys. Encoding the
@@ -98,15 +98,15 @@ class StoreSegmentSource:
     def as_stored(
         self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor], saved: bool = True
     ) -> str:
-        if self._encoding == EXACT:
+        if self.encoding == EXACT:
             return EXACT
-        layers = encode_layers(self._encoding, k_LHTD, v_LHTD, self._scratch)
+        layers = encode_layers(self.encoding, k_LHTD, v_LHTD, self._scratch)
         rotation = self._scratch.rotation(k_LHTD[0].device)
         for buffers, k_HTD, v_HTD in zip(layers, k_LHTD, v_LHTD, strict=True):
-            encoding_of(self._encoding).decode(buffers, rotation, k_HTD, v_HTD)
+            encoding_of(self.encoding).decode(buffers, rotation, k_HTD, v_HTD)
         if saved:
             self._encoded[k_LHTD[0]] = layers
-        return self._encoding
+        return self.encoding
 
     def chain(self, chunk: Chunk, tenant: str, prefix_ids: TokenIds) -> Sequence[Chunk] | None:
         """By the document's manifest; believed only if its identities lead to the chunk's parent."""
@@ -134,9 +134,9 @@ class StoreSegmentSource:
 
     def save(self, chunk: ComputedChunk) -> None:
         """Writes the file next to the store's own and hands it over, which moves it: one write, no copy."""
-        encoding = chunk.encoding or self._encoding
+        encoding = chunk.encoding or self.encoding
         k_LHTD, v_LHTD = chunk.segment.k_LKTD, chunk.segment.v_LKTD
-        layers = self._encoded.pop(k_LHTD[0], None) if encoding == self._encoding else None
+        layers = self._encoded.pop(k_LHTD[0], None) if encoding == self.encoding else None
         layers = layers or encode_layers(encoding, k_LHTD, v_LHTD, self._scratch)
         header = self._shape.header(chunk.key, chunk.prefix_ids, chunk.token_ids, encoding)
         origin = Origin(chunk.prefix_ids, chunk.parent_id, asked_by=chunk.asked_by)

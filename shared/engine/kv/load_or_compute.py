@@ -12,8 +12,8 @@ _WORTHWHILE = 0.1
 @dataclass(frozen=True, slots=True)
 class Awaited:
     """A chunk that a request waits for: it arrives in so many seconds, or can be computed in so many
-    ``rows``, and those of ``links``, by name: the parts of its chain that are not there either. ``rows``
-    None: it cannot be computed."""
+    ``rows``, and those of ``links``, by key: the parts of its chain that are not there either, some of which
+    may be awaited themselves. ``rows`` None: it cannot be computed."""
 
     key: str
     arrives_in_s: float
@@ -41,17 +41,17 @@ def worth_computing(awaited: Sequence[Awaited], rows: Rows, saved_s: float) -> t
         return ()
     latest_first = sorted(awaited, key=lambda chunk: -chunk.arrives_in_s)
     chosen: list[str] = []
-    links: set[str] = set()
+    computed: set[str] = set()
     ends_in_s = computed_in_s = rows.ahead * rows.row_s
     for chunk in latest_first:
         if chunk.rows is None:
             break
-        anew = {name: count for name, count in chunk.links.items() if name not in links}
-        ends_in_s += (chunk.rows + sum(anew.values())) * rows.row_s
+        needed = {**chunk.links, chunk.key: chunk.rows}
+        ends_in_s += sum(needed[key] for key in needed.keys() - computed) * rows.row_s
         if ends_in_s >= chunk.arrives_in_s:
             break
         computed_in_s = ends_in_s
-        links |= anew.keys()
+        computed |= needed.keys()
         chosen.append(chunk.key)
     others_in_s = latest_first[len(chosen)].arrives_in_s if len(chosen) < len(latest_first) else 0.0
     without_s = latest_first[0].arrives_in_s

@@ -179,6 +179,11 @@ class Loader:
         ``SegmentSource.open``."""
         self._verifiers.submit(self._verify_all, chunk_lens, done, encoding, tenant)
 
+    @property
+    def encoding(self) -> str:
+        """That computed KV is stored in."""
+        return self._source.encoding
+
     def as_stored(self, segment: Segment, saved: bool) -> None:
         """Gives a complete segment, in place, the values that it is loaded with. ``saved``: it will be."""
         segment.encoding = self._source.as_stored(segment.k_LKTD, segment.v_LKTD, saved)

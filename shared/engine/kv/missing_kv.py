@@ -1,8 +1,8 @@
 """Computes what is not there: chunks that are stored nowhere or come late, and the chains they stand behind.
 
-A chunk of a chain is computed behind the chunks in front of it. These are entries of their own (``link:…``),
-since nothing lossy may stand in a chain: they are loaded where they are stored exactly, else computed in
-their turn, and not stored.
+A chunk of a chain is computed behind the chunks in front of it. Nothing lossy may stand there: a chunk that
+the pool has, or is about to, does if its KV is exact. Any other is an entry of its own (``link:…``), loaded
+where it is stored exactly, else computed in its turn, and not stored.
 
 A chunk whose load comes later than computing it would end is computed beside it (``late_chunks``), and so is
 what is missing of its chain.
@@ -69,7 +69,7 @@ class MissingKv:
         entry.late = False
         for job in self._holders(entry):
             for link in job.links.values():
-                link.late = False
+                link.late = link.late and link.load is not None
 
     def found(self, entry: Entry) -> None:
         """Its load ended first."""
@@ -127,8 +127,15 @@ class MissingKv:
         chain = self._chain_of(entry, job)
         if chain is None:
             return None
-        links = ((link, self._pool.get(LINK + link.chunk_id)) for link in chain)
-        return {link.chunk_id: len(link.token_ids) for link, held in links if held is None or held.awaited}
+        missing = {}
+        for link in chain:
+            key = self._link_key(link)
+            held = self._pool.get(key)
+            if held is not None and held.awaited and held.only_loaded:
+                return None
+            if held is None or held.awaited:
+                missing[key] = len(link.token_ids)
+        return missing
 
     def _try(self, job: Job, act: Callable[[], None]) -> None:
         try:
@@ -163,28 +170,42 @@ class MissingKv:
     def links(self, job: Job, chain: Sequence[Chunk], late: bool = False) -> list[Entry] | None:
         """References of ``job`` to the KV of a chain; None until all of it is there. ``late``: of a chunk
         that is computed beside its load, so that nothing of it is waited for."""
-        for i, link in enumerate(chain):
-            key = LINK + link.chunk_id
-            if key not in job.links:
-                job.links[key], new = self._acquire(job, key, link.token_ids)
-                if new:
-                    job.links[key].chain = tuple(chain[:i])
-                    if not late:
-                        self._load(job.request.tenant, job.links[key], EXACT)
-            entry = job.links[key]
-            if not late:
-                entry.late = False
-            elif entry.awaited or (entry.state is State.LOADING and entry.load is None):
-                self._compute_late(entry)
-        entries = [job.links[LINK + link.chunk_id] for link in chain]
+        entries = [self._link(job, link, chain[:i], late) for i, link in enumerate(chain)]
         return entries if all(entry.ready for entry in entries) else None
+
+    def _link(self, job: Job, link: Chunk, chain: Sequence[Chunk], late: bool) -> Entry:
+        key, held = self._link_key(link), job.links.get(link.chunk_id)
+        if held is not None and not held.is_link and held.key != key:  # it came, and is lossy
+            self._pool.release(job.links.pop(link.chunk_id))
+        if link.chunk_id not in job.links:
+            job.links[link.chunk_id], new = self._acquire(job, key, link.token_ids)
+            if new and not late:
+                self._load(job.request.tenant, job.links[link.chunk_id], EXACT)
+        entry = job.links[link.chunk_id]
+        if entry.chain is None:
+            entry.chain, entry.parent_id = tuple(chain), link.parent_id
+        to_come = entry.awaited if entry.load is not None else entry.state is State.LOADING
+        if not late:
+            entry.late = entry.late and entry.load is not None
+        elif to_come and not entry.only_loaded:
+            self._compute_late(entry)
+        return entry
+
+    def _link_key(self, link: Chunk) -> str:
+        """Of the entry that stands for it in chains."""
+        key = LINK + link.chunk_id
+        own, apart = self._pool.get(link.chunk_id), self._pool.get(key)
+        if own is None or (apart is not None and apart.ready):
+            return key
+        encoding = own.segment.encoding if own.segment is not None else ""
+        return link.chunk_id if (encoding or self._loader.encoding) == EXACT else key
 
     def keep_link(self, job: Job, chunk: Chunk, segment: Segment) -> None:
         """Keeps what was just computed and stands in front of other chunks of the request."""
-        key = LINK + chunk.chunk_id
-        if key not in job.links:
-            job.links[key], _ = self._acquire(job, key, chunk.token_ids)
-            if (entry := job.links[key]).state is State.LOADING:
+        if chunk.chunk_id not in job.links:
+            entry, _ = self._acquire(job, LINK + chunk.chunk_id, chunk.token_ids)
+            job.links[chunk.chunk_id] = entry
+            if entry.state is State.LOADING:
                 if entry in self._entries:
                     self._entries.remove(entry)
                 self._pool.fill(entry, segment)
@@ -209,7 +230,7 @@ class MissingKv:
     def _on_chain(self, found: FoundChain) -> None:
         self._looked_for.discard(found.key)
         entry = self._pool.get(found.key)
-        if entry is None or entry.ready:
+        if entry is None or entry.ready or entry.chain is not None:
             return
         if found.chain is not None:
             entry.chain = found.chain

@@ -12,7 +12,8 @@ Where its load comes late, it goes on while the entry is COMPUTING (``late``); w
 nobody waits for it any more, it is LOADING again.
 
 References count the requests that placed it or wait for it; READY entries nobody refers to stay until their
-room is needed, least recently used first. Owned by the engine's thread.
+room is needed: links go first, which serve only to compute others, then the least recently used ones. Owned
+by the engine's thread.
 
 Every entry belongs to one tenant, and every tenant keeps his floor (``shared.floors``): the pool may exceed
 its capacity by what is kept.
@@ -253,7 +254,8 @@ class Pool:
 
     def _evict(self, tenant: str) -> None:
         """Makes room that ``tenant`` needs."""
-        for entry in [e for e in self._entries.values() if e.state is State.READY and e.refs == 0]:
+        unused = [e for e in self._entries.values() if e.state is State.READY and e.refs == 0]
+        for entry in sorted(unused, key=lambda entry: not entry.is_link):
             if self.num_bytes <= self.capacity_bytes:
                 return
             if entry.tenant == tenant or not self._is_kept(entry):

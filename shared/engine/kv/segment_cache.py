@@ -6,7 +6,7 @@ Loading and computing may race (``missing_kv``): what ends first is used.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -157,16 +157,15 @@ class SegmentCache:
         self._pool.fill(entry, segment)
         if was_late:
             self._late.on_load_first(branch.segment.length if branch is not None else 0)
-            self.missing.found(entry)
+        self.missing.found(entry)
 
     def _lost(self, entry: Entry, broken: bool) -> None:
         entry.broken = broken
         if entry.state is not State.COMPUTING:
             self._pool.broke(entry)
         self.missing.lost(entry)
-        for job in islice(self._holders(entry), 1):
-            if isinstance(job, ContextJob):
-                job.lost.update(job.names_of(entry))
+        for job in self._asker(entry):
+            job.lost.update(job.names_of(entry))
 
     def _load(
         self, tenant: str, entry: Entry, encoding: str = "", told: Callable[[bool], None] | None = None
@@ -223,9 +222,13 @@ class SegmentCache:
     def _count_late(self, entry: Entry) -> None:
         self._late.counts.num_chunks += 1
         self._late.counts.num_tokens += len(entry.token_ids)
-        for job in islice(self._holders(entry), 1):
-            if isinstance(job, ContextJob):
-                job.late.update(job.names_of(entry))
+        for job in self._asker(entry):
+            job.late.update(job.names_of(entry))
+
+    def _asker(self, entry: Entry) -> Iterator[ContextJob]:
+        """The first request that names the chunk, if any does: others may only have it in a chain."""
+        jobs = (job for job in self._holders(entry) if isinstance(job, ContextJob) and job.names_of(entry))
+        return islice(jobs, 1)
 
     def _save(self, entry: Entry) -> None:
         assert entry.segment is not None

@@ -81,6 +81,11 @@ class SegmentSource(Protocol):
     """Called from the engine's loader threads; every method may block. No method but ``save`` raises for a
     chunk's sake: a chunk that cannot be had is absent."""
 
+    @property
+    def encoding(self) -> str:
+        """That computed KV is stored in (``shared.kv_buffers.ENCODINGS``)."""
+        ...
+
     def open(
         self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = "", tenant: str = ""
     ) -> Mapping[str, StoredSegment]:
@@ -122,6 +127,8 @@ class SegmentSource(Protocol):
 
 class NoSource:
     """Stores nothing, has nothing: the engine as a plain library."""
+
+    encoding = EXACT
 
     def open(
         self, chunk_lens: Mapping[str, int], encoding: str = "", traceparent: str = "", tenant: str = ""

@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.engine import Engine
+from shared.engine.kv.residency import LINK
+from shared.engine.kv.residency import PREFIX as PREFIX_KEY
 from shared.errors import ContextTooLong, InvalidRequest
 from shared.generation.asked import Chunk, PrefillRequest
 from shared.generation.modes import Recompute, ReuseMode
@@ -44,6 +46,10 @@ def engine_of(family: str = "qwen2", **settings: Any) -> Engine:
 
 def prefill(engine: Engine, chunks: Sequence[Chunk], links: Sequence[Chunk] = (), name: str = "p") -> Run:
     return run(engine, PrefillRequest(name, PREFIX, tuple(chunks), links=tuple(links)))[0]
+
+
+def resident(engine: Engine) -> set[str]:
+    return {key for key in engine._cache._pool.ready_keys() if not key.startswith(PREFIX_KEY)}
 
 
 def ask(
@@ -152,6 +158,42 @@ class TestTheSameKv:
         stored = [e for e in prefill(engine, chunks, [header]).events if isinstance(e, ChunkStoredEvent)]
         assert len(stored) == 2
         assert [chunk_id for chunk_id, _ in shelf.saves] == [chunk.chunk_id for chunk in chunks]
+
+    def test_chunks_that_stand_behind_each_other_are_computed_once_and_stored(self) -> None:
+        shelf = Shelf()
+        engine = engine_of("qwen2", source=shelf)
+        prompts = Prompts(engine)
+        document = prompts.document(PREFIX, (6, 30, 64, 20))
+        asked = run(engine, ask(prompts, document[:0:-1], document))[0]
+        assert_equals_oracle(asked, oracle_model("qwen2"))
+        in_order = [(chunk.chunk_id, False) for chunk in document[1:]]
+        engine.shut_down()
+        assert shelf.saves == in_order
+        assert resident(engine) == {LINK + document[0].chunk_id, *(chunk.chunk_id for chunk in document[1:])}
+        assert asked.done.usage.chunk_origins == ("computed",) * 3
+
+    def test_nothing_lossy_stands_in_a_chain(self) -> None:
+        shelf = Shelf()
+        shelf.encoding = "int8"
+        engine = engine_of("qwen2", source=shelf)
+        prompts = Prompts(engine)
+        document = prompts.document(PREFIX, (6, 30, 64))
+        run(engine, ask(prompts, document, document))
+        links = {LINK + chunk.chunk_id for chunk in document[:2]}
+        assert resident(engine) == {*links, *(chunk.chunk_id for chunk in document)}
+
+    def test_a_chunk_that_turns_out_to_be_lossy_leaves_the_chain(self) -> None:
+        shelf = Shelf()
+        engine = engine_of("qwen2", source=shelf)
+        prompts = Prompts(engine)
+        document = prompts.document(PREFIX, (6, 30, 64))
+        prefill(engine, document[:2])
+        shelf.encodings = dict.fromkeys(shelf.kv, "int8")
+        again = engine_of("qwen2", source=shelf)
+        asked = run(again, ask(prompts, document, document))[0]
+        assert_equals_oracle(asked, oracle_model("qwen2"))
+        links = {LINK + chunk.chunk_id for chunk in document[:2]}
+        assert resident(again) == {*links, *(chunk.chunk_id for chunk in document)}
 
     def test_two_requests_that_lack_the_same_chain(self) -> None:
         engine = engine_of("qwen2")

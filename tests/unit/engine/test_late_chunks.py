@@ -15,7 +15,7 @@ from shared.engine import Engine
 from shared.engine.kv.arrival import Arrival
 from shared.engine.kv.late_chunks import LateChunks
 from shared.engine.kv.loader import ChunkLoad
-from shared.engine.kv.residency import Entry, State
+from shared.engine.kv.residency import LINK, Entry, State
 from shared.errors import Cancelled, CorruptData
 from shared.generation.asked import GenerateRequest, total_len
 from shared.generation.modes import Recompute, ReuseMode
@@ -319,6 +319,46 @@ class TestChains:
         assert shelf.saves == []
         assert shelf.num_unclosed == 0
 
+    def test_chunks_that_stand_behind_each_other_are_computed_once(self, gate: threading.Event) -> None:
+        prompts = Prompts(late_engine())
+        document = prompts.document(PREFIX, (30, 64, 20))
+        asked = prompts.request(prefix=PREFIX, chunks=())
+        request = replace(asked, chunks=tuple(reversed(document)), links=tuple(document))
+        shelf, answers = shelf_of(request)
+        engine = late_engine(shelf)
+        shelf.before_layer = closed(gate)
+        (one,) = run(engine, request)
+        assert one.branches() == answers
+        assert one.done.usage.chunk_origins == ("computed",) * 3
+        assert engine.stats().late.num_tokens == 30 + 64 + 20
+        assert not any(key.startswith(LINK) for key in engine._cache._pool.ready_keys())
+        gate.set()
+        engine.shut_down()
+        assert shelf.saves == []
+
+    def test_a_chunk_of_a_chain_is_computed_though_who_asked_for_it_has_left(
+        self, gate: threading.Event
+    ) -> None:
+        prompts = Prompts(late_engine())
+        document = prompts.document(PREFIX, (130, 64))
+        asked = replace(prompts.request(prefix=PREFIX, chunks=()), links=tuple(document))
+        request = replace(asked, chunks=(document[1],))
+        shelf, _ = shelf_of(replace(request, chunks=tuple(document)))
+        answers = run(late_engine(shelf, late_rows=0), request)[0].branches()
+        engine = late_engine(shelf, late_rows=64)
+        shelf.before_layer = closed(gate)
+        first, other = Run(replace(asked, request_id="first", chunks=(document[0],))), Run(request)
+        for one in (first, other):
+            engine.submit(one.request, one.events.append)
+        step_until(engine, lambda: computing(engine))
+        engine.cancel("first")
+        step_until(engine, lambda: other.ended)
+        assert other.branches() == answers
+        assert other.done.usage.recomputed_tokens == 64 + 9
+        gate.set()
+        engine.shut_down()
+        assert shelf.num_unclosed == 0
+
     def test_a_chunk_whose_chain_nobody_knows_is_waited_for_and_not_isolated(
         self, gate: threading.Event
     ) -> None:
@@ -373,6 +413,7 @@ def test_answers_keep_their_bits_whatever_is_late(mode: ReuseMode, seed: int, ga
     ]
     asked = [one for one in asked if mode is not ReuseMode.TOKENS or total_len(one.chunks) > 21]
     shelf, twin = Shelf(), late_engine(Shelf(), late_rows=0)
+    shelf.encodings = dict.fromkeys(draw.sample([chunk.chunk_id for chunk in document], 2), "int8")
     filling = late_engine(shelf, late_rows=0)
     answers = [run(twin, one)[0].branches() for one in asked]
     for one in asked:

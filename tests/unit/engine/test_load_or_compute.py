@@ -112,6 +112,12 @@ class TestDecision:
         both = [Awaited("a", 1.0, 100, chain), Awaited("b", 1.0, 100, {"header": 300})]
         assert set(worth_computing(both, rows(), 0.1)) == {"a", "b"}
 
+    def test_a_chunk_that_others_stand_behind_is_computed_once(self) -> None:
+        awaited = [Awaited("b", 1.0, 300, {"a": 400}), Awaited("a", 0.9, 400)]
+        assert worth_computing(awaited, rows(), 0.1) == ("b", "a")
+        apart = [Awaited("b", 1.0, 300, {"link:a": 400}), Awaited("a", 0.9, 400)]
+        assert worth_computing(apart, rows(), 0.1) == ()
+
     def test_where_the_last_to_arrive_cannot_be_computed_nothing_is(self) -> None:
         assert worth_computing([Awaited("a", 1.0, 100), Awaited("b", 0.5, 100)], rows(), 0.1) == ("a", "b")
         assert worth_computing([Awaited("a", 1.0, None), Awaited("b", 0.5, 100)], rows(), 0.1) == ()

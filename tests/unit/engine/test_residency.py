@@ -64,6 +64,14 @@ def test_the_least_recently_used_goes_first() -> None:
     assert pool.ready_keys() == ["a", "d", "e"]
 
 
+def test_what_only_serves_to_compute_others_goes_before_chunks() -> None:
+    pool = Pool(30 * TOKEN_BYTES)
+    for key in ("a", "b", "link:c"):
+        pool.release(ready(pool, key))
+    ready(pool, "d")
+    assert pool.ready_keys() == ["a", "b", "d"]
+
+
 def test_a_chunk_that_was_just_asked_for_is_loading_and_neither_late_nor_broken() -> None:
     entry, new = Pool(30 * TOKEN_BYTES).acquire("a", (1, 2), "t")
     assert new
