@@ -48,7 +48,7 @@ measured, with 95 % intervals, and whether hits decay meanwhile. For a quiet mac
   python -m load_tests.routing real --rounds 2                           there and back: a machine that drifts
   python -m load_tests.routing real --replicas 4                    together they hold what is asked about
   python -m load_tests.routing real --model smollm2 --subjects 12        KV that takes time to load
-  python -m load_tests.routing real --model smollm2 --link-mb-per-s 40   KV that comes from other machines"""
+  python -m load_tests.routing real --model smollm2 --link-mb-per-s 40 --rate 1.5   KV from other machines"""
 
 REAL = RealPlan()
 _REAL_NUMBERS = (
