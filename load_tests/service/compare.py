@@ -52,7 +52,11 @@ def changes(before: Outcome, after: Outcome) -> list[Change]:
             ours.name,
             f"{other.value:.3g} {other.unit}",
             f"{ours.value:.3g} {ours.unit}",
-            times_better(ours.value, other.value, "higher" if ours.name.startswith("goodput") else "lower"),
+            times_better(
+                ours.value,
+                other.value,
+                "higher" if ours.name.startswith(("goodput", "selections")) else "lower",
+            ),
         )
         for ours in after.measurements()
         if (other := theirs.get(ours.name)) is not None

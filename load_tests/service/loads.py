@@ -22,7 +22,8 @@ from shared.errors import Unavailable
 from shared.generation.asked import SamplingParams
 from shared.generation.described import PrefilledChunk
 from shared.generation.orders import AskedMode, GenerationOrder, Reuse
-from shared.generation.told import DoneEvent, GenerationEvent, TokenEvent
+from shared.generation.selection import SelectionTimings
+from shared.generation.told import DoneEvent, GenerationEvent, SelectedEvent, TokenEvent
 from shared.measuring.asking import random_ids
 from shared.request import RequestContext
 
@@ -170,14 +171,17 @@ async def reply_of(stream: AsyncGenerator[GenerationEvent | AnswerEvent, None], 
     """
     tokens: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     cost: DoneEvent | AnswerUsage | None = None
+    selecting: SelectionTimings | None = None
     async with aclosing(stream):
         async for event in stream:
             if isinstance(event, TokenEvent):
                 on_token((event.question, event.sample))
                 tokens[event.question, event.sample].append(event.token_id)
+            if isinstance(event, SelectedEvent):
+                selecting = event.timings
             if isinstance(event, DoneEvent | AnswerUsage):
                 cost = event
             if isinstance(event, DoneEvent | AnswerDone) and cost is not None:
                 in_order = tuple(tuple(tokens[branch]) for branch in sorted(tokens))
-                return Reply(cost.usage, cost.timings, in_order)
+                return Reply(cost.usage, cost.timings, in_order, selecting)
     raise Unavailable("the stream ended before the answer was whole; retry")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -104,7 +104,7 @@ class Outcome:
 
     def measurements(self) -> list[Measurement]:
         """In the form of every benchmark; ``full`` is the baseline where it was run."""
-        found = [*self._goodputs(), *self._unloaded()]
+        found = [*self._goodputs(), *self._unloaded(), *self._selecting()]
         if self.token_overhead_ms:
             found.append(measured("token_overhead_ms", self.token_overhead_ms, "ms", better="lower"))
         found += [gathered.measurement() for gathered in self.gathered if gathered.tpot_ms]
@@ -130,6 +130,14 @@ class Outcome:
                 )
             )
         return found
+
+    def _selecting(self) -> Iterator[Measurement]:
+        """Of each mode's highest rate within the SLO, else of its lowest one."""
+        for mode in self.modes:
+            result = self.best(mode) or next(iter(self.of(mode)), None)
+            if result is not None and (of := result.selecting) is not None:
+                yield Measurement(f"selections_{mode}", of.per_s, "selections/s", n=len(of.wait_ms))
+                yield measured(f"selector_wait_{mode}", of.wait_ms, "ms", better="lower")
 
     def _unloaded(self) -> list[Measurement]:
         full = next((statistics.median(u.ttft_ms) for u in self.unloaded if u.reuse == "full"), None)

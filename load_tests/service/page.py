@@ -9,7 +9,7 @@ from load_tests.benchmark import line
 from load_tests.service.compare import comparison_table, differences
 from load_tests.service.outcome import Outcome
 from load_tests.service.result import STAGES
-from load_tests.service.terminal import quality_line, rates_table, stages_table
+from load_tests.service.terminal import quality_line, rates_table, selecting_table, stages_table
 from shared.measuring.html_page import html_list, html_table, write_html
 from shared.measuring.svg import Axis, Series, bar_chart, line_chart
 
@@ -30,6 +30,8 @@ def write_page(path: Path, outcome: Outcome) -> None:
         "<p>Medians of the service's own timings, and where the prompt's KV came from:</p>",
         html_table(stages_table(outcome)),
     ]
+    if (selectors := selecting_table(outcome)) is not None:
+        body += ["<p>What chose the tokens that were computed anew:</p>", html_table(selectors)]
     write_html(path, "Load test", body)
 
 
@@ -102,7 +104,9 @@ def _stages_plot(outcome: Outcome) -> str:
     chosen = [
         best for mode in outcome.modes if (best := outcome.best(mode) or next(iter(outcome.of(mode)), None))
     ]
-    bars = [(f"{r.reuse} at {r.rate:.3g}/s", [r.stages_ms[stage] for stage in STAGES]) for r in chosen]
+    bars = [
+        (f"{r.reuse} at {r.rate:.3g}/s", [r.stages_ms.get(stage, 0.0) for stage in STAGES]) for r in chosen
+    ]
     return bar_chart(
         "Stages of a request, medians", "ms", bars, [stage.removesuffix("_ms") for stage in STAGES]
     )

@@ -11,7 +11,7 @@ from load_tests.service.sample import OK, Sample, percentile
 from load_tests.service.slo import METRICS, is_good
 from shared.generation.told import Usage
 
-STAGES = ("retrieve_ms", "queue_ms", "load_ms", "prefill_ms", "decode_ms")
+STAGES = ("retrieve_ms", "queue_ms", "load_ms", "select_wait_ms", "prefill_ms", "decode_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,25 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Selecting:
+    """Of the requests whose tokens a selector chose.
+
+    per_s: selections in a second of the window. busy: of the window, what auxiliary models computed; up to
+    the number of selectors.
+    wait_ms: that they waited for such a model, which worked for others; total_ms: in a selector; both sorted.
+    stages_ms: medians of what else a selector does.
+    hidden: share of all choosing that no request waited for, since its KV was being loaded meanwhile.
+    """
+
+    per_s: float
+    busy: float
+    wait_ms: tuple[float, ...]
+    total_ms: tuple[float, ...]
+    stages_ms: dict[str, float]
+    hidden: float
+
+
+@dataclass(frozen=True, slots=True)
 class RateResult:
     """
     rate: requests per second that were meant to arrive; num_requests: those that count (warm-up left out).
@@ -42,6 +61,7 @@ class RateResult:
     spend.
     send_lag_ms: the 99th percentile of how late the client itself was.
     stopped_early: it could not meet the SLO any more, so the rest was not sent.
+    selecting: None where no selector chose anything.
     """
 
     reuse: str
@@ -60,6 +80,7 @@ class RateResult:
     tokens: Tokens
     send_lag_ms: float
     stopped_early: bool = False
+    selecting: Selecting | None = None
 
     @property
     def good_fraction(self) -> float:
@@ -101,11 +122,12 @@ def rate_result(
     times = {f"{name}_ms": _sorted(sample.metric_ms(name) for sample in succeeded) for name in METRICS}
     begins_s = min((sample.intended_s for sample in counted), default=0.0)
     num_requests = count.num_planned - count.num_warmup
+    window_s = max((sample.ended_s for sample in counted), default=begins_s) - begins_s
     return RateResult(
         reuse=reuse,
         rate=rate,
         num_requests=num_requests,
-        window_s=max((sample.ended_s for sample in counted), default=begins_s) - begins_s,
+        window_s=window_s,
         statuses=dict(Counter(sample.status for sample in counted)),
         details={sample.status: sample.detail for sample in counted if sample.detail},
         num_good=num_good,
@@ -115,6 +137,7 @@ def rate_result(
         tokens=count_tokens([s.reply.usage for s in succeeded if s.reply]),
         send_lag_ms=percentile([sample.send_lag_ms for sample in counted], 0.99),
         stopped_early=count.stopped_early,
+        selecting=selecting(succeeded, window_s),
         **times,
     )
 
@@ -124,6 +147,28 @@ def stages_ms(samples: Sequence[Sample]) -> dict[str, float]:
     timings = [sample.reply.timings for sample in samples if sample.reply]
     seconds = {stage: [getattr(t, stage.replace("_ms", "_s")) for t in timings] for stage in STAGES}
     return {stage: statistics.median(values) * 1000 if values else 0.0 for stage, values in seconds.items()}
+
+
+def selecting(samples: Sequence[Sample], window_s: float) -> Selecting | None:
+    replies = [s.reply for s in samples if s.reply is not None and s.reply.selecting is not None]
+    of_selectors = [reply.selecting for reply in replies if reply.selecting is not None]
+    if not of_selectors:
+        return None
+    stages = {
+        "load_ms": [one.load_s for one in of_selectors],
+        "encode_ms": [one.encode_s for one in of_selectors],
+        "score_ms": [one.score_s for one in of_selectors],
+    }
+    took_s = sum(reply.timings.select_s for reply in replies)
+    waited_s = sum(min(reply.timings.select_wait_s, reply.timings.select_s) for reply in replies)
+    return Selecting(
+        per_s=len(of_selectors) / window_s if window_s > 0 else 0.0,
+        busy=sum(stages["encode_ms"] + stages["score_ms"]) / window_s if window_s > 0 else 0.0,
+        wait_ms=_sorted(one.wait_s * 1000 for one in of_selectors),
+        total_ms=_sorted(one.total_s * 1000 for one in of_selectors),
+        stages_ms={name: statistics.median(values) * 1000 for name, values in stages.items()},
+        hidden=1 - waited_s / took_s if took_s > 0 else 0.0,
+    )
 
 
 def overhead_ms(sample: Sample) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from shared.generation.selection import SelectionTimings
 from shared.generation.told import Timings, Usage
 
 OK = "OK"
@@ -18,11 +19,13 @@ MS = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A whole answer. ``tokens``: the ids of every branch, in order of (question, sample)."""
+    """A whole answer. ``tokens``: the ids of every branch, in order of (question, sample). ``selecting``: of
+    a selector, where one chose the tokens to compute anew."""
 
     usage: Usage
     timings: Timings
     tokens: tuple[tuple[int, ...], ...] = ()
+    selecting: SelectionTimings | None = None
 
 
 @dataclass(slots=True)

@@ -72,6 +72,8 @@ def show(console: Console, outcome: Outcome) -> None:
     console.print()
     console.print(rates_table(outcome))
     console.print(stages_table(outcome))
+    if (selectors := selecting_table(outcome)) is not None:
+        console.print(selectors)
     limits = ", ".join(f"{name} {duration(ms)}" for name, ms in outcome.limits_ms.items())
     console.print(
         f"SLO {outcome.slo}: {outcome.slo_fraction:.0%} of the requests within {limits}; times run "
@@ -112,15 +114,31 @@ def rates_table(outcome: Outcome) -> Table:
 
 def stages_table(outcome: Outcome) -> Table:
     """Medians of the service's own timings, and where the prompt's KV came from."""
-    stages = (*(stage.removesuffix("_ms") for stage in STAGES), "not engine")
+    stages = (*(stage.removesuffix("_ms").replace("_", " ") for stage in STAGES), "not engine")
     table = numbers_table("reuse", "rate/s", *stages, "resident", "loaded", "computed", "lag p99")
     for mode in outcome.modes:
         for result in outcome.of(mode):
-            times = [duration(result.stages_ms[stage]) for stage in STAGES]
+            times = [duration(result.stages_ms.get(stage, 0.0)) for stage in STAGES]
             shares = [f"{result.tokens.share(name):.0%}" for name in ("resident", "loaded", "computed")]
             lag = duration(result.send_lag_ms)
             table.add_row(mode, f"{result.rate:.3g}", *times, duration(result.overhead_ms), *shares, lag)
     return table
+
+
+def selecting_table(outcome: Outcome) -> Table | None:
+    """Of the modes whose tokens a selector chooses; None: there are none."""
+    times = ("waited p50", "p90", "loading", "encoding", "scoring", "total p50", "p90")
+    table = numbers_table("selector", "rate/s", "selections/s", "busy", *times, "hidden")
+    for mode in outcome.modes:
+        for result in outcome.of(mode):
+            if (of := result.selecting) is not None:
+                cells = [f"{result.rate:.3g}", f"{of.per_s:.3g}", f"{of.busy:.0%}"]
+                waited = [percentile(of.wait_ms, share) for share in (0.5, 0.9)]
+                total = [percentile(of.total_ms, share) for share in (0.5, 0.9)]
+                stages = [of.stages_ms[name] for name in ("load_ms", "encode_ms", "score_ms")]
+                cells += map(duration, (*waited, *stages, *total))
+                table.add_row(mode, *cells, f"{of.hidden:.0%}")
+    return table if table.row_count else None
 
 
 def quality_line(agreed: Agreement) -> str:

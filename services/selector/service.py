@@ -94,20 +94,22 @@ class SelectorService:
                 found = await self.kv.segments(stage.ctx, placed)
                 stage.set({NUM_LOADED: found.num_loaded, NUM_ENCODED: found.num_encoded})
             asked = time.monotonic()
+
+            def score() -> tuple[float, list[Selection]]:
+                free = time.monotonic()
+                how = order.ratio, order.grouping, order.reading
+                return free, [
+                    self._selector.select(paired, found.segments, question, *how)
+                    for question in order.questions
+                ]
+
             with span(ctx, "score", {NUM_QUESTIONS: len(order.questions)}) as stage:
-                selections = await self._model.run(
-                    stage.ctx,
-                    Turn.QUESTION,
-                    lambda: [
-                        self._selector.select(
-                            paired, found.segments, question, order.ratio, order.grouping, order.reading
-                        )
-                        for question in order.questions
-                    ],
-                )
+                free, selections = await self._model.run(stage.ctx, Turn.QUESTION, score)
         ended = time.monotonic()
         self._pressure.answered(ended - began)
-        timings = SelectionTimings(found.load_s, found.encode_s, ended - asked, ended - began)
+        timings = SelectionTimings(
+            found.load_s, found.encode_s, ended - free, ended - began, wait_s=free - asked
+        )
         return tuple(_selected(selection, timings, found.num_isolated) for selection in selections)
 
     async def encode(

@@ -65,12 +65,13 @@ class SelectionOrder:
 @dataclass(frozen=True, slots=True)
 class SelectionTimings:
     """Seconds; see the proto for what each stage covers. ``encode_s``: KV of the auxiliary that was not
-    stored."""
+    stored. ``wait_s``: for the auxiliary model, with all KV there."""
 
     load_s: float = 0.0
     encode_s: float = 0.0
     score_s: float = 0.0
     total_s: float = 0.0
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ def test_it_asks_the_whole_pipeline_and_leaves_a_report(stack: Stack, tmp_path: 
         "Which day is market day in Tambach?\nWho is the mayor of Almwick?\n"
     )
     options = (
-        "--rate 2 --duration 3 --slo ttft:60s --reuse full,reordered --streams 2 --quality 1 "
+        "--rate 2 --duration 3 --slo ttft:60s --reuse full,reordered,cacheclip --streams 2 --quality 1 "
         f"--k {K} --generated 4"
     )
     run = subprocess.run(
@@ -47,10 +47,13 @@ def test_it_asks_the_whole_pipeline_and_leaves_a_report(stack: Stack, tmp_path: 
     )
     assert run.returncode == 0, run.stdout + run.stderr
     report = json.loads((tmp_path / "report.json").read_text())
-    assert {"goodput_full", "goodput_reordered", "ttft_http", "http_overhead_ms", "token_overhead_ms"} <= {
-        m["name"] for m in report["measurements"]
-    }
-    assert [rate["statuses"] for rate in report["details"]["rates"]] == [{"OK": 6}] * 2
+    names = {m["name"] for m in report["measurements"]}
+    assert {"goodput_full", "goodput_reordered", "selections_cacheclip", "selector_wait_cacheclip"} <= names
+    assert {"ttft_http", "http_overhead_ms", "token_overhead_ms"} <= names
+    rates = report["details"]["rates"]
+    assert [rate["statuses"] for rate in rates] == [{"OK": 6}] * 3
+    assert [bool(rate["selecting"]) for rate in rates] == [False, False, True]
+    assert rates[2]["selecting"]["per_s"] > 0 < rates[2]["selecting"]["busy"]
     assert "<svg" in (tmp_path / "report.html").read_text()
     documents = stack.cli("documents", "-c", COLLECTION)
     assert "tambach" in documents.stdout, "a collection that was there before is left alone"

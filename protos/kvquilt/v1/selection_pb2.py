@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from protos.kvquilt.v1 import common_pb2 as protos_dot_kvquilt_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/kvquilt/v1/selection.proto\x12\nkvquilt.v1\x1a\x1eprotos/kvquilt/v1/common.proto\"\x82\x01\n\x0eSelectionChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08\x63hunk_id\x18\x03 \x01(\t\x12\x11\n\tparent_id\x18\x04 \x01(\t\x12*\n\x07\x63ontext\x18\x05 \x03(\x0b\x32\x19.kvquilt.v1.SelectionLink\"0\n\rSelectionLink\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\xd2\x01\n\rSelectRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12*\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x1a.kvquilt.v1.SelectionChunk\x12\x11\n\tquestions\x18\x03 \x03(\t\x12\r\n\x05ratio\x18\x04 \x01(\x01\x12&\n\x08grouping\x18\x05 \x01(\x0e\x32\x14.kvquilt.v1.Grouping\x12$\n\x07reading\x18\x06 \x01(\x0e\x32\x13.kvquilt.v1.Reading\"Z\n\x10SelectionTimings\x12\x0f\n\x07load_ms\x18\x01 \x01(\x01\x12\x11\n\tencode_ms\x18\x02 \x01(\x01\x12\x10\n\x08score_ms\x18\x03 \x01(\x01\x12\x10\n\x08total_ms\x18\x04 \x01(\x01\"\x95\x01\n\x0eSelectedTokens\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0e\n\x06scores\x18\x02 \x03(\x02\x12$\n\x07reading\x18\x03 \x01(\x0e\x32\x13.kvquilt.v1.Reading\x12\x12\n\nnum_picked\x18\x04 \x01(\r\x12\x13\n\x0bnum_grouped\x18\x05 \x01(\r\x12\x14\n\x0cnum_isolated\x18\x06 \x01(\r\"t\n\x0eSelectResponse\x12-\n\tquestions\x18\x07 \x03(\x0b\x32\x1a.kvquilt.v1.SelectedTokens\x12-\n\x07timings\x18\x06 \x01(\x0b\x32\x1c.kvquilt.v1.SelectionTimingsJ\x04\x08\x01\x10\x06\"b\n\rEncodeRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12*\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x1a.kvquilt.v1.SelectionChunk\"Z\n\x0e\x45ncodeResponse\x12\r\n\x05index\x18\x01 \x01(\r\x12\x14\n\x0c\x61uxiliary_id\x18\x02 \x01(\t\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x0f\n\x07\x65xisted\x18\x04 \x01(\x08\"A\n\x18\x44\x65scribeAuxiliaryRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\"\x88\x02\n\x19\x44\x65scribeAuxiliaryResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x03 \x01(\t\x12\x12\n\nprefix_ids\x18\x04 \x03(\r\x12\x19\n\x11question_template\x18\x05 \x01(\t\x12\x15\n\rmax_positions\x18\x06 \x01(\r\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x1a\n\x12kv_bytes_per_token\x18\x08 \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\x1e\n\x16primary_tokenizer_hash\x18\n \x01(\t\x12\x0e\n\x06\x63hains\x18\x0b \x01(\x08*c\n\x08Grouping\x12\x18\n\x14GROUPING_UNSPECIFIED\x10\x00\x12\x13\n\x0fGROUPING_BUDGET\x10\x01\x12\x12\n\x0eGROUPING_PAPER\x10\x02\x12\x14\n\x10GROUPING_SLIDING\x10\x03*J\n\x07Reading\x12\x17\n\x13READING_UNSPECIFIED\x10\x00\x12\x14\n\x10READING_STITCHED\x10\x01\x12\x10\n\x0cREADING_EACH\x10\x02\x32\xb2\x02\n\tSelection\x12?\n\x06Select\x12\x19.kvquilt.v1.SelectRequest\x1a\x1a.kvquilt.v1.SelectResponse\x12\x41\n\x06\x45ncode\x12\x19.kvquilt.v1.EncodeRequest\x1a\x1a.kvquilt.v1.EncodeResponse0\x01\x12`\n\x11\x44\x65scribeAuxiliary\x12$.kvquilt.v1.DescribeAuxiliaryRequest\x1a%.kvquilt.v1.DescribeAuxiliaryResponse\x12?\n\x06Health\x12\x19.kvquilt.v1.HealthRequest\x1a\x1a.kvquilt.v1.HealthResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/kvquilt/v1/selection.proto\x12\nkvquilt.v1\x1a\x1eprotos/kvquilt/v1/common.proto\"\x82\x01\n\x0eSelectionChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08\x63hunk_id\x18\x03 \x01(\t\x12\x11\n\tparent_id\x18\x04 \x01(\t\x12*\n\x07\x63ontext\x18\x05 \x03(\x0b\x32\x19.kvquilt.v1.SelectionLink\"0\n\rSelectionLink\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\xd2\x01\n\rSelectRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12*\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x1a.kvquilt.v1.SelectionChunk\x12\x11\n\tquestions\x18\x03 \x03(\t\x12\r\n\x05ratio\x18\x04 \x01(\x01\x12&\n\x08grouping\x18\x05 \x01(\x0e\x32\x14.kvquilt.v1.Grouping\x12$\n\x07reading\x18\x06 \x01(\x0e\x32\x13.kvquilt.v1.Reading\"k\n\x10SelectionTimings\x12\x0f\n\x07load_ms\x18\x01 \x01(\x01\x12\x11\n\tencode_ms\x18\x02 \x01(\x01\x12\x0f\n\x07wait_ms\x18\x05 \x01(\x01\x12\x10\n\x08score_ms\x18\x03 \x01(\x01\x12\x10\n\x08total_ms\x18\x04 \x01(\x01\"\x95\x01\n\x0eSelectedTokens\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0e\n\x06scores\x18\x02 \x03(\x02\x12$\n\x07reading\x18\x03 \x01(\x0e\x32\x13.kvquilt.v1.Reading\x12\x12\n\nnum_picked\x18\x04 \x01(\r\x12\x13\n\x0bnum_grouped\x18\x05 \x01(\r\x12\x14\n\x0cnum_isolated\x18\x06 \x01(\r\"t\n\x0eSelectResponse\x12-\n\tquestions\x18\x07 \x03(\x0b\x32\x1a.kvquilt.v1.SelectedTokens\x12-\n\x07timings\x18\x06 \x01(\x0b\x32\x1c.kvquilt.v1.SelectionTimingsJ\x04\x08\x01\x10\x06\"b\n\rEncodeRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12*\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x1a.kvquilt.v1.SelectionChunk\"Z\n\x0e\x45ncodeResponse\x12\r\n\x05index\x18\x01 \x01(\r\x12\x14\n\x0c\x61uxiliary_id\x18\x02 \x01(\t\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x0f\n\x07\x65xisted\x18\x04 \x01(\x08\"A\n\x18\x44\x65scribeAuxiliaryRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\"\x88\x02\n\x19\x44\x65scribeAuxiliaryResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x03 \x01(\t\x12\x12\n\nprefix_ids\x18\x04 \x03(\r\x12\x19\n\x11question_template\x18\x05 \x01(\t\x12\x15\n\rmax_positions\x18\x06 \x01(\r\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x1a\n\x12kv_bytes_per_token\x18\x08 \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\x1e\n\x16primary_tokenizer_hash\x18\n \x01(\t\x12\x0e\n\x06\x63hains\x18\x0b \x01(\x08*c\n\x08Grouping\x12\x18\n\x14GROUPING_UNSPECIFIED\x10\x00\x12\x13\n\x0fGROUPING_BUDGET\x10\x01\x12\x12\n\x0eGROUPING_PAPER\x10\x02\x12\x14\n\x10GROUPING_SLIDING\x10\x03*J\n\x07Reading\x12\x17\n\x13READING_UNSPECIFIED\x10\x00\x12\x14\n\x10READING_STITCHED\x10\x01\x12\x10\n\x0cREADING_EACH\x10\x02\x32\xb2\x02\n\tSelection\x12?\n\x06Select\x12\x19.kvquilt.v1.SelectRequest\x1a\x1a.kvquilt.v1.SelectResponse\x12\x41\n\x06\x45ncode\x12\x19.kvquilt.v1.EncodeRequest\x1a\x1a.kvquilt.v1.EncodeResponse0\x01\x12`\n\x11\x44\x65scribeAuxiliary\x12$.kvquilt.v1.DescribeAuxiliaryRequest\x1a%.kvquilt.v1.DescribeAuxiliaryResponse\x12?\n\x06Health\x12\x19.kvquilt.v1.HealthRequest\x1a\x1a.kvquilt.v1.HealthResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.kvquilt.v1.selection_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GROUPING']._serialized_start=1365
-  _globals['_GROUPING']._serialized_end=1464
-  _globals['_READING']._serialized_start=1466
-  _globals['_READING']._serialized_end=1540
+  _globals['_GROUPING']._serialized_start=1382
+  _globals['_GROUPING']._serialized_end=1481
+  _globals['_READING']._serialized_start=1483
+  _globals['_READING']._serialized_end=1557
   _globals['_SELECTIONCHUNK']._serialized_start=82
   _globals['_SELECTIONCHUNK']._serialized_end=212
   _globals['_SELECTIONLINK']._serialized_start=214
@@ -43,19 +43,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SELECTREQUEST']._serialized_start=265
   _globals['_SELECTREQUEST']._serialized_end=475
   _globals['_SELECTIONTIMINGS']._serialized_start=477
-  _globals['_SELECTIONTIMINGS']._serialized_end=567
-  _globals['_SELECTEDTOKENS']._serialized_start=570
-  _globals['_SELECTEDTOKENS']._serialized_end=719
-  _globals['_SELECTRESPONSE']._serialized_start=721
-  _globals['_SELECTRESPONSE']._serialized_end=837
-  _globals['_ENCODEREQUEST']._serialized_start=839
-  _globals['_ENCODEREQUEST']._serialized_end=937
-  _globals['_ENCODERESPONSE']._serialized_start=939
-  _globals['_ENCODERESPONSE']._serialized_end=1029
-  _globals['_DESCRIBEAUXILIARYREQUEST']._serialized_start=1031
-  _globals['_DESCRIBEAUXILIARYREQUEST']._serialized_end=1096
-  _globals['_DESCRIBEAUXILIARYRESPONSE']._serialized_start=1099
-  _globals['_DESCRIBEAUXILIARYRESPONSE']._serialized_end=1363
-  _globals['_SELECTION']._serialized_start=1543
-  _globals['_SELECTION']._serialized_end=1849
+  _globals['_SELECTIONTIMINGS']._serialized_end=584
+  _globals['_SELECTEDTOKENS']._serialized_start=587
+  _globals['_SELECTEDTOKENS']._serialized_end=736
+  _globals['_SELECTRESPONSE']._serialized_start=738
+  _globals['_SELECTRESPONSE']._serialized_end=854
+  _globals['_ENCODEREQUEST']._serialized_start=856
+  _globals['_ENCODEREQUEST']._serialized_end=954
+  _globals['_ENCODERESPONSE']._serialized_start=956
+  _globals['_ENCODERESPONSE']._serialized_end=1046
+  _globals['_DESCRIBEAUXILIARYREQUEST']._serialized_start=1048
+  _globals['_DESCRIBEAUXILIARYREQUEST']._serialized_end=1113
+  _globals['_DESCRIBEAUXILIARYRESPONSE']._serialized_start=1116
+  _globals['_DESCRIBEAUXILIARYRESPONSE']._serialized_end=1380
+  _globals['_SELECTION']._serialized_start=1560
+  _globals['_SELECTION']._serialized_end=1866
 # @@protoc_insertion_point(module_scope)

@@ -67,16 +67,18 @@ class SelectRequest(_message.Message):
     def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[SelectionChunk, _Mapping]]] = ..., questions: _Optional[_Iterable[str]] = ..., ratio: _Optional[float] = ..., grouping: _Optional[_Union[Grouping, str]] = ..., reading: _Optional[_Union[Reading, str]] = ...) -> None: ...
 
 class SelectionTimings(_message.Message):
-    __slots__ = ("load_ms", "encode_ms", "score_ms", "total_ms")
+    __slots__ = ("load_ms", "encode_ms", "wait_ms", "score_ms", "total_ms")
     LOAD_MS_FIELD_NUMBER: _ClassVar[int]
     ENCODE_MS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     SCORE_MS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
     load_ms: float
     encode_ms: float
+    wait_ms: float
     score_ms: float
     total_ms: float
-    def __init__(self, load_ms: _Optional[float] = ..., encode_ms: _Optional[float] = ..., score_ms: _Optional[float] = ..., total_ms: _Optional[float] = ...) -> None: ...
+    def __init__(self, load_ms: _Optional[float] = ..., encode_ms: _Optional[float] = ..., wait_ms: _Optional[float] = ..., score_ms: _Optional[float] = ..., total_ms: _Optional[float] = ...) -> None: ...
 
 class SelectedTokens(_message.Message):
     __slots__ = ("tokens", "scores", "reading", "num_picked", "num_grouped", "num_isolated")

@@ -116,6 +116,22 @@ class TestSelection:
         assert warm.load_s == warm.encode_s == 0 < warm.score_s
         assert cold.load_s + cold.encode_s + cold.score_s <= cold.total_s
 
+    async def test_says_how_long_it_waited_while_the_model_worked_for_others(
+        self, store: DirectoryStore
+    ) -> None:
+        async with selecting(store) as service:
+            await select(service)
+            other = threading.Event()
+            working = asyncio.create_task(service._model.run(context(), Turn.QUESTION, other.wait))
+            asked = asyncio.create_task(select(service))
+            while not service._model.num_waiting:
+                await asyncio.sleep(0)
+            other.set()
+            timings = (await asked).timings
+            await working
+        assert timings.wait_s > 0 < timings.score_s
+        assert timings.wait_s + timings.score_s <= timings.total_s
+
     async def test_a_context_that_the_model_cannot_hold_is_read_chunk_by_chunk(
         self, store: DirectoryStore
     ) -> None:

@@ -22,6 +22,7 @@ from load_tests.service.sample import Sample
 from load_tests.service.setting import LIBRARY_ROUNDS, Setting, library_tpot_ms
 from load_tests.service.terminal import show
 from shared.errors import InvalidRequest
+from shared.generation.selection import SelectionTimings
 from shared.measuring.shapes import SHAPES, Shape
 from shared.measuring.svg import Axis
 from tests.unit.service_load.simulated import sample
@@ -36,6 +37,13 @@ def result(reuse: str, rate: float, good: int, bad: int, *more: Sample) -> RateR
     return rate_result(
         reuse, rate, [*samples, *more], LIMITS, Count(num_planned, 0, max_bad=num_planned // 10)
     )
+
+
+def chosen(one: Sample, selecting: SelectionTimings) -> Sample:
+    """Whose tokens a selector chose in 0.2 s, a quarter of which the request waited."""
+    assert one.reply is not None
+    timings = replace(one.reply.timings, select_s=0.2, select_wait_s=0.05)
+    return replace(one, reply=replace(one.reply, timings=timings, selecting=selecting))
 
 
 def outcome(factor: float = 1.0) -> Outcome:
@@ -57,6 +65,7 @@ def outcome(factor: float = 1.0) -> Outcome:
             result("full", 2.0, 2, 8),
             result("reordered", 4.0 * factor, 40, 1),
             result("reordered", 9.0 * factor, 3, 9, sample(12, status="UNAVAILABLE", intended_s=12.0)),
+            result("cacheclip", 4.0, 0, 0, chosen(sample(), SelectionTimings(total_s=0.123, wait_s=0.045))),
         ),
         quality=(agreement("reordered", [sample()], [sample()]),),
         token_overhead_ms=(0.4 * factor, 0.5 * factor, 0.6 * factor),
@@ -87,6 +96,20 @@ class TestRateResult:
         )
         assert found.tokens == Tokens(resident=100, loaded=60, computed=40, generated=6)
         assert [found.tokens.share(name) for name in ("resident", "loaded", "computed")] == [0.5, 0.3, 0.2]
+
+    def test_what_a_selector_did_is_told_by_those_for_whom_it_chose(self) -> None:
+        samples = [
+            chosen(sample(0), SelectionTimings(0.01, 0.0, 0.02, 0.04, wait_s=0.0)),
+            chosen(sample(1, intended_s=0.88), SelectionTimings(0.03, 0.06, 0.02, 0.2, wait_s=0.08)),
+            sample(2),
+        ]
+        found = rate_result("cacheclip", 2.0, samples, LIMITS, Count(3, 0, 0)).selecting
+        assert found is not None
+        assert (found.per_s, found.busy) == (pytest.approx(2.0), pytest.approx(0.1))
+        assert (found.wait_ms, found.total_ms) == ((0.0, 80.0), (40.0, 200.0))
+        assert found.stages_ms == {"load_ms": 20.0, "encode_ms": 30.0, "score_ms": 20.0}
+        assert found.hidden == pytest.approx(0.75)
+        assert rate_result("full", 2.0, samples[2:], LIMITS, Count(1, 0, 0)).selecting is None
 
     def test_a_rate_at_which_everything_failed_has_no_times(self) -> None:
         found = rate_result(
@@ -222,6 +245,9 @@ def test_the_terminal_names_rates_errors_and_measurements() -> None:
         "1 UNAVAILABLE",
         "why it was UNAVAILABLE",
         "goodput_reordered",
+        "selections_cacheclip",
+        "45 ms",
+        "75%",
         "90% of the requests within ttft 100 ms",
     ):
         assert part in shown
