@@ -124,6 +124,34 @@ def test_no_question_fails_while_generators_come_and_go(trial: Trial) -> None:
         trickle.check()
 
 
+def test_generators_come_and_go_by_how_late_answers_begin_and_no_question_fails(trial: Trial) -> None:
+    scaled: Values = {
+        "generator": {"replicas": 2},
+        "config": {
+            "generator": {
+                "scaling": {"latency_ms": 0.1},
+                "deployment": {"max_replicas": 2, "upscale_delay_s": 0, "downscale_delay_s": 5},
+            }
+        },
+    }
+    with Trickle(trial.door) as trickle:
+        trial.release.upgrade("dev-cpu", scaled)
+        trial.release.ready_pods("generator", 2)
+        trial.release.wait_until_ready()
+        wait_for(lambda: _num_generators(trial) == 2 or None, "second generator", RECOVERY_S)
+    trickle.check()
+    wait_for(lambda: _num_generators(trial) == 1 or None, "end of the second generator", RECOVERY_S)
+    assert len(trial.release.pods("generator")) == 2
+    assert ANSWER in asyncio.run(answer(trial.door.target)).text
+
+
+def _num_generators(trial: Trial) -> int:
+    """Pods in which a replica runs."""
+    names = [pod["metadata"]["name"] for pod in trial.release.pods("generator")]
+    look = ("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep ServeReplica:generator || true")
+    return sum(bool(trial.kubectl("exec", name, "--", *look).strip()) for name in names)
+
+
 def _num_hits(trial: Trial) -> int:
     """Passages that a question gets which names no number."""
     hits: list[AnswerEvent] = []

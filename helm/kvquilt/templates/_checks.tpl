@@ -110,8 +110,6 @@
       "ingestion.addresses" "config.applications"
       "gateway.addresses" "config.applications"
       "generator.selector.application" "config.selector.model"
-      "generator.deployment.num_replicas" "generator.replicas"
-      "generator.deployment.max_replicas" "generator.replicas"
       "generator.deployment.num_gpus" "generator.gpus" -}}
 {{- range $section := list "gateway" "ingestion" "retrieval" "kv_store" "generator" "selector" -}}
 {{- $_ := set $decided (printf "%s.deployment.resources" $section) "nothing: the chart places the services" -}}
@@ -131,6 +129,17 @@
 {{- range $section := list "gateway" "ingestion" "retrieval" "kv_store" "selector" -}}
 {{- if gt (float64 (dig $section "deployment" "num_gpus" 0 $config)) 0.0 -}}
 {{- fail (printf "config.%s.deployment.num_gpus: only generators use GPUs; set generator.gpus" $section) -}}
+{{- end -}}
+{{- end -}}
+
+{{- $generators := dig "generator" "deployment" dict $config -}}
+{{- if and (hasKey $generators "num_replicas") (not $generators.max_replicas) -}}
+{{- fail "config.generator.deployment.num_replicas: the chart decides it; set generator.replicas, or max_replicas beside it for replicas that come and go" -}}
+{{- end -}}
+{{- range $key := list "num_replicas" "max_replicas" -}}
+{{- $n := int (dig $key 0 $generators) -}}
+{{- if gt $n (int $v.generator.replicas) -}}
+{{- fail (printf "config.generator.deployment.%s: is %d, but each has a pod of its own, and generator.replicas is %d; raise that, or lower this" $key $n (int $v.generator.replicas)) -}}
 {{- end -}}
 {{- end -}}
 

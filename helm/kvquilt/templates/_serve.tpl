@@ -17,7 +17,10 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 {{- if include "kvquilt.objectsSecret" . }}{{ $_ := set $objects "credentials_file" "/etc/kvquilt/objects" }}{{ end -}}
 {{- $milvus := default "/index/milvus" (include "kvquilt.milvusUri" .) -}}
 {{- $onServices := dict "deployment" (dict "resources" (dict "kvquilt_services" 1)) -}}
-{{- $generator := dict "deployment" (dict "resources" (dict "kvquilt_generator" 1) "num_replicas" (int .Values.generator.replicas)) -}}
+{{- $generator := dict "deployment" (dict "resources" (dict "kvquilt_generator" 1)) -}}
+{{- if not (dig "generator" "deployment" "max_replicas" 0 .Values.config) -}}
+{{- $_ := set $generator.deployment "num_replicas" (int .Values.generator.replicas) -}}
+{{- end -}}
 {{- if .Values.generator.gpus -}}
 {{- $_ := set $generator.deployment "num_gpus" .Values.generator.gpus -}}
 {{- $device := dig "engine" "device" "cuda" (default dict .Values.config.generator) -}}

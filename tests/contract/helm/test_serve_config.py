@@ -103,6 +103,26 @@ def test_chart_and_composition_root_agree(helm: Helm, config: dict[str, Any], gp
     assert serve_config_of(rendered) == serve_config(quilt, load_quilt(quilt, {}))
 
 
+@pytest.mark.parametrize("least", [{}, {"num_replicas": 0}, {"num_replicas": 2}], ids=["", "none", "two"])
+def test_generators_come_and_go_within_their_pods(helm: Helm, least: dict[str, int]) -> None:
+    deployment = {"max_replicas": 3, "downscale_delay_s": 60, **least}
+    rendered = helm.render(
+        config={"generator": {"deployment": deployment, "scaling": {"queued_ms": 250}}},
+        model={"path": str(DEMO_MODEL)},
+        objects={"endpoint": "s3.example:9000"},
+        milvus={"uri": "http://milvus:19530"},
+        generator={"replicas": 4},
+    )
+    applications = {one["name"]: one for one in serve_config_of(rendered)["applications"]}
+    (generator,) = applications["generator"]["deployments"]
+    scaling = generator["autoscaling_config"]
+    assert (scaling["min_replicas"], scaling["max_replicas"]) == (least.get("num_replicas", 1), 3)
+    assert scaling["policy"]["policy_kwargs"]["queued_ms"] == 250
+    assert "num_replicas" not in generator
+    groups = only(rendered, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    assert [group["replicas"] for group in groups if group["groupName"] == "generators"] == [4]
+
+
 def test_selectors_stand_beside_generators(helm: Helm) -> None:
     rendered = helm.render(
         config={"selector": {"model": "/aux", "threads": 2}},

@@ -105,6 +105,14 @@ FREE = {
             "num_gpus: the chart decides it; set generator.gpus",
         ),
         ({"config.generator.deployment.num_replicas": 2}, "the chart decides it; set generator.replicas"),
+        (
+            {"config.generator.deployment.max_replicas": 3, "generator.replicas": 2},
+            "max_replicas: is 3, but each has a pod of its own, and generator.replicas is 2",
+        ),
+        (
+            {"config.generator.deployment": {"num_replicas": 2, "max_replicas": 1}},
+            "num_replicas: is 2, but each has a pod of its own, and generator.replicas is 1",
+        ),
         ({"selector.placement": "heads"}, "at '/selector/placement'"),
         (
             {"selector.placement": "generators", "config.selector.model": ""},
