@@ -141,14 +141,14 @@ def test_generators_come_and_go_by_how_late_answers_begin_and_no_question_fails(
         wait_for(lambda: _num_generators(trial) == 2 or None, "second generator", RECOVERY_S)
     trickle.check()
     wait_for(lambda: _num_generators(trial) == 1 or None, "end of the second generator", RECOVERY_S)
-    assert len(trial.release.pods("generator")) == 2
+    assert len(trial.release.pods("generator")) == 2, "pods stay"
     assert ANSWER in asyncio.run(answer(trial.door.target)).text
 
 
 def _num_generators(trial: Trial) -> int:
     """Pods in which a replica runs."""
     names = [pod["metadata"]["name"] for pod in trial.release.pods("generator")]
-    look = ("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep ServeReplica:generator || true")
+    look = ("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep 'ServeReplica:[g]enerator' || true")
     return sum(bool(trial.kubectl("exec", name, "--", *look).strip()) for name in names)
 
 
