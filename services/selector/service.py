@@ -107,9 +107,7 @@ class SelectorService:
                 free, selections = await self._model.run(stage.ctx, Turn.QUESTION, score)
         ended = time.monotonic()
         self._pressure.answered(ended - began)
-        timings = SelectionTimings(
-            found.load_s, found.encode_s, ended - free, ended - began, wait_s=free - asked
-        )
+        timings = SelectionTimings(found.load_s, found.encode_s, free - asked, ended - free, ended - began)
         return tuple(_selected(selection, timings, found.num_isolated) for selection in selections)
 
     async def encode(

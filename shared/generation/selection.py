@@ -69,9 +69,9 @@ class SelectionTimings:
 
     load_s: float = 0.0
     encode_s: float = 0.0
+    wait_s: float = 0.0
     score_s: float = 0.0
     total_s: float = 0.0
-    wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

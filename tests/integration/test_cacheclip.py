@@ -87,7 +87,7 @@ class FakeSelector:
         if self.failure is not None:
             raise self.failure
         scores = self.scores(sum(len(chunk.token_ids) for chunk in order.chunks))
-        timings = SelectionTimings(0.001, 0.002, 0.003, 0.006)
+        timings = SelectionTimings(0.001, 0.002, 0.0, 0.003, 0.006)
         return tuple(
             SelectedTokens(
                 self.by_question.get(question, self.tokens),
@@ -153,7 +153,7 @@ class TestChosen:
         assert (selected.tokens, selected.reading, selected.timings) == (
             TOKENS,
             "each",
-            SelectionTimings(0.001, 0.002, 0.003, 0.006),
+            SelectionTimings(0.001, 0.002, 0.0, 0.003, 0.006),
         )
         assert len(selected.scores) == DEFAULT_LEN
         assert [[(s.start, s.end) for s in spans] for spans in selected.chunks] == [[(3, 6)], [(11, 13)], []]

@@ -287,7 +287,15 @@ def clipped() -> list[AnswerEvent]:
     """One of the hit's two tokens was chosen, by a selector that took 30 ms, of which 10 were waited for."""
     spans = ((TextSpan(5, 9, 0.5),),)
     selected = SelectedEvent(
-        (1,), None, (0.25, 0.5), (), spans, Reading.STITCHED, 3, 8, SelectionTimings(0.0015, 0.0, 0.02, 0.025)
+        (1,),
+        None,
+        (0.25, 0.5),
+        (),
+        spans,
+        Reading.STITCHED,
+        3,
+        8,
+        SelectionTimings(0.0015, 0.0, 0.003, 0.02, 0.025),
     )
     usage = Usage(50, 40, 10, 2, 0, 1, 3, 8, ReuseMode.CACHECLIP)
     cost = AnswerUsage(usage, Timings(select_s=0.03, select_wait_s=0.01))
@@ -302,8 +310,8 @@ async def test_an_explanation_shows_the_context_with_what_was_computed_anew_and_
     assert "[1] bridge.txt: 1 of 2 tokens; scores up to 0.5, 0.75 in all" in output
     assert "Orla ⟦Venn⟧ built it" in output
     assert (
-        "selector: 3 of its tokens picked, 8 in groups, read stitched; load 1.5, encode 0.0, score "
-        "20.0, total 25.0 ms" in output
+        "selector: 3 of its tokens picked, 8 in groups, read stitched; load 1.5, encode 0.0, wait 3.0, "
+        "score 20.0, total 25.0 ms" in output
     )
     assert "choosing took 30.0 ms: 20.0 hidden behind loading, 10.0 waited for" in output
     assert "10 computed, 1 of them chosen by cacheclip" in output

@@ -99,8 +99,8 @@ class TestRateResult:
 
     def test_what_a_selector_did_is_told_by_those_for_whom_it_chose(self) -> None:
         samples = [
-            chosen(sample(0), SelectionTimings(0.01, 0.0, 0.02, 0.04, wait_s=0.0)),
-            chosen(sample(1, intended_s=0.88), SelectionTimings(0.03, 0.06, 0.02, 0.2, wait_s=0.08)),
+            chosen(sample(0), SelectionTimings(0.01, 0.0, 0.0, 0.02, 0.04)),
+            chosen(sample(1, intended_s=0.88), SelectionTimings(0.03, 0.06, 0.08, 0.02, 0.2)),
             sample(2),
         ]
         found = rate_result("cacheclip", 2.0, samples, LIMITS, Count(3, 0, 0)).selecting
