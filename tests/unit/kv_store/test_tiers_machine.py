@@ -58,8 +58,13 @@ class TiersMachine(RuleBasedStateMachine):
             clock=lambda: self.now,
         )
 
-    def teardown(self) -> None:
+    def end(self) -> None:
+        """As a process does: with all of its threads."""
         self.run(self.tiers.close())
+        self.tiers._threads.shutdown(wait=True)
+
+    def teardown(self) -> None:
+        self.end()
         self.loop.close()
         shutil.rmtree(self.directory)
 
@@ -137,7 +142,7 @@ class TiersMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.run(self.tiers.close())
+        self.end()
         self.tiers = self.start()
 
     @invariant()
