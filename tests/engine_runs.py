@@ -266,8 +266,8 @@ class Shelf:
 
     def as_stored(
         self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor], saved: bool = True
-    ) -> str:
-        return self.encoding
+    ) -> None:
+        pass
 
     def save(self, chunk: ComputedChunk) -> None:
         if self.failure is not None:

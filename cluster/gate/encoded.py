@@ -19,9 +19,8 @@ class EncodedSource(NoSource):
         self.encoding = encoding
         self._scratch = Scratch(rope)
 
-    def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor], saved: bool = True) -> str:
+    def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor], saved: bool = True) -> None:
         layers = encode_layers(self.encoding, k_LHTD, v_LHTD, self._scratch)
         rotation = self._scratch.rotation(k_LHTD[0].device)
         for buffers, k_HTD, v_HTD in zip(layers, k_LHTD, v_LHTD, strict=True):
             encoding_of(self.encoding).decode(buffers, rotation, k_HTD, v_HTD)
-        return self.encoding

@@ -47,8 +47,8 @@ class Comparing:
 
     def as_stored(
         self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor], saved: bool = True
-    ) -> str:
-        return self._source.as_stored(k_LHTD, v_LHTD, saved)
+    ) -> None:
+        self._source.as_stored(k_LHTD, v_LHTD, saved)
 
     def chain(self, chunk: Chunk, tenant: str, prefix_ids: TokenIds) -> Sequence[Chunk] | None:
         return self._source.chain(chunk, tenant, prefix_ids)

@@ -176,7 +176,10 @@ def pieces_of(lanes: Sequence[Lane]) -> list[Piece]:
                 _steps(places, blind),
                 branch.tempering if branch.tempering and nth in branch.tempering.chunks else None,
             )
-            shared.setdefault((key, times), Piece(placement.segment, own=False)).visits.append(visit)
+            piece = shared.get((key, times))
+            if piece is None:
+                piece = shared[key, times] = Piece(placement.segment, own=False)
+            piece.visits.append(visit)
         num_tokens = branch.segment.length + lane.num_rows
         visit = Visit(
             lane.start, lane.num_rows, int(places[0]), num_tokens, len(seen), steps=_steps(places, 0)

@@ -97,16 +97,15 @@ class StoreSegmentSource:
 
     def as_stored(
         self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor], saved: bool = True
-    ) -> str:
+    ) -> None:
         if self.encoding == EXACT:
-            return EXACT
+            return
         layers = encode_layers(self.encoding, k_LHTD, v_LHTD, self._scratch)
         rotation = self._scratch.rotation(k_LHTD[0].device)
         for buffers, k_HTD, v_HTD in zip(layers, k_LHTD, v_LHTD, strict=True):
             encoding_of(self.encoding).decode(buffers, rotation, k_HTD, v_HTD)
         if saved:
             self._encoded[k_LHTD[0]] = layers
-        return self.encoding
 
     def chain(self, chunk: Chunk, tenant: str, prefix_ids: TokenIds) -> Sequence[Chunk] | None:
         """By the document's manifest; believed only if its identities lead to the chunk's parent."""

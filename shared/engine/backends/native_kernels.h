@@ -167,10 +167,10 @@ INLINE void NAME(append_as)(const Step *s, int layer, Rows k, Rows v, int row, i
            s->head_dim * (dtype == FLOAT32 ? 4 : 2));
 }
 
-/* C = A·B, or with ``adds`` C += A·B, for ``rows`` (STACK at most) and ``columns`` vectors. For every vector of B that is read, the one
- * at its place in ``ahead`` is prefetched: packing is bound by memory, products by arithmetic. */
-INLINE void NAME(product)(const float *a, int64_t row_a, const float *b, int64_t row_b, const float *ahead, int depth, float *c,
-                          int64_t row_c, const int adds, const int rows, const int columns, const int pairs) {
+/* C = A·B, or with ``adds`` C += A·B, for ``rows`` (STACK at most) and ``columns`` vectors. Of the first ``asked`` vectors of each line
+ * of B, what stands at their place in ``ahead`` is prefetched: packing is bound by memory, products by arithmetic. */
+INLINE void NAME(product)(const float *a, int64_t row_a, const float *b, int64_t row_b, const float *ahead, int asked, int depth,
+                          float *c, int64_t row_c, const int adds, const int rows, const int columns, const int pairs) {
     Floats sums[STACK][COLUMNS];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
@@ -182,7 +182,7 @@ INLINE void NAME(product)(const float *a, int64_t row_a, const float *b, int64_t
 #pragma GCC unroll 8
         for (int n = 0; n < columns; n++) {
             across[n] = NAME(load)(b + i * row_b + n * LANES);
-            __builtin_prefetch(ahead + i * row_b + n * LANES, 0, 3);
+            if (n < asked) __builtin_prefetch(ahead + i * row_b + n * LANES, 0, 3);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
@@ -203,19 +203,20 @@ INLINE void NAME(product)(const float *a, int64_t row_a, const float *b, int64_t
         for (int n = 0; n < columns; n++) NAME(store)(c + r * row_c + n * LANES, sums[r][n]);
 }
 
-INLINE void NAME(products_of)(const float *a, int64_t row_a, const float *b, int64_t row_b, const float *ahead, int depth, float *c,
-                              int64_t row_c, const int adds, const int rows, int columns, const int pairs) {
+INLINE void NAME(products_of)(const float *a, int64_t row_a, const float *b, int64_t row_b, const float *ahead, int asked, int depth,
+                              float *c, int64_t row_c, const int adds, const int rows, int columns, const int pairs) {
     int n = 0;
     for (; n + COLUMNS <= columns; n += COLUMNS)
-        NAME(product)(a, row_a, b + n * LANES, row_b, ahead + n * LANES, depth, c + n * LANES, row_c, adds, rows, COLUMNS, pairs);
+        NAME(product)(a, row_a, b + n * LANES, row_b, ahead + n * LANES, asked, depth, c + n * LANES, row_c, adds, rows, COLUMNS,
+                      pairs);
     for (; n < columns; n++)
-        NAME(product)(a, row_a, b + n * LANES, row_b, ahead + n * LANES, depth, c + n * LANES, row_c, adds, rows, 1, pairs);
+        NAME(product)(a, row_a, b + n * LANES, row_b, ahead + n * LANES, asked, depth, c + n * LANES, row_c, adds, rows, 1, pairs);
 }
 
 #if TILES
 /* Tiles 0 to 3 are C, 4 is A, 5 and 6 are B; A and C have the rows that they were shaped with. Of pairs, in steps of TILE_ROWS. */
-INLINE void NAME(products)(const float *a, int64_t row_a, const float *b, int64_t row_b, const float *ahead, int depth, float *c,
-                           int64_t row_c, const int adds, int rows, int columns, const int pairs) {
+INLINE void NAME(products)(const float *a, int64_t row_a, const float *b, int64_t row_b, const float *ahead, int asked, int depth,
+                           float *c, int64_t row_c, const int adds, int rows, int columns, const int pairs) {
     __asm__ volatile("" : : : "memory"); /* GCC does not know that tiles are loaded from what was stored. */
     for (int n = 0; n < columns; n += 4, b += 4 * LANES, c += 4 * LANES, ahead += 4 * LANES) {
         const int wide = columns - n < 4 ? columns - n : 4;
@@ -231,7 +232,7 @@ INLINE void NAME(products)(const float *a, int64_t row_a, const float *b, int64_
     else _tile_zero(i);
         BEGIN(0) BEGIN(1) BEGIN(2) BEGIN(3)
         for (int k = 0; k < depth; k += TILE_ROWS) {
-            const int ahead_to = ahead == b ? k : k + TILE_ROWS; /* that is here already */
+            const int ahead_to = asked ? k + TILE_ROWS : k;
             _tile_loadd(4, a + k, 4 * row_a);
             COLUMN(0, 5) COLUMN(1, 6) COLUMN(2, 5) COLUMN(3, 6)
         }
@@ -245,10 +246,10 @@ INLINE void NAME(products)(const float *a, int64_t row_a, const float *b, int64_
 }
 #else
 /* Of STACK rows, of which the first ``rows`` count. */
-INLINE void NAME(products)(const float *a, int64_t row_a, const float *b, int64_t row_b, const float *ahead, int depth, float *c,
-                           int64_t row_c, const int adds, int rows, int columns, const int pairs) {
-    if (rows <= STACK / 2) NAME(products_of)(a, row_a, b, row_b, ahead, depth, c, row_c, adds, STACK / 2, columns, pairs);
-    else NAME(products_of)(a, row_a, b, row_b, ahead, depth, c, row_c, adds, STACK, columns, pairs);
+INLINE void NAME(products)(const float *a, int64_t row_a, const float *b, int64_t row_b, const float *ahead, int asked, int depth,
+                           float *c, int64_t row_c, const int adds, int rows, int columns, const int pairs) {
+    if (rows <= STACK / 2) NAME(products_of)(a, row_a, b, row_b, ahead, asked, depth, c, row_c, adds, STACK / 2, columns, pairs);
+    else NAME(products_of)(a, row_a, b, row_b, ahead, asked, depth, c, row_c, adds, STACK, columns, pairs);
 }
 #endif
 
@@ -548,6 +549,8 @@ INLINE void NAME(attend_as)(const Step *s, int layer, Rows q, float scale, int i
     const uint32_t *words = s->passes_over ? (const uint32_t *)NAME(excluded_by_all)(s, first_look, last_look) : 0;
     const int num_words = words ? s->looks[(int64_t)first_look * 5 + 4] : 0;
     if (words) words += (int64_t)layer * num_words;
+    /* Of the next block: a part for every stack of rows, if there are as many, since memory does not send all while one multiplies. */
+    const int part = TILES || rows < COLUMNS * STACK ? COLUMNS : 1;
     int32_t keys[BLOCK_KEYS];
     int num_keys;
     for (int next = NAME(next_block)(words, num_words, begin, end, keys, &num_keys); num_keys;
@@ -559,14 +562,15 @@ INLINE void NAME(attend_as)(const Step *s, int layer, Rows q, float scale, int i
         const float *next_values = goes_on ? NAME(at)(v, (int64_t)next * dim, dtype) : (const float *)then_values;
         for (int top = 0; top < rows; top += STACK) {
             const int counted = num_flat - top < STACK ? num_flat - top : STACK;
-            NAME(products)(room.q + (int64_t)top * depth, depth, room.keys, BLOCK_KEYS, top ? room.keys : next_keys, depth, room.scores,
+            const int from = top / STACK * part * LANES, asked = from < COLUMNS * LANES ? part : 0;
+            NAME(products)(room.q + (int64_t)top * depth, depth, room.keys, BLOCK_KEYS, next_keys + from, asked, depth, room.scores,
                            BLOCK_KEYS, 0, counted, (num_keys + LANES - 1) / LANES, pairs);
             for (int r = 0; r < counted; r++) {
                 const int i = top + r;
                 const uint64_t hidden = NAME(hidden_keys)(s, layer, room.look[i], room.seen[i], keys, !words);
                 NAME(weigh)(&room, i, room.scores + r * BLOCK_KEYS, hidden, room.weights + r * (pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS), pairs);
             }
-            NAME(products)(room.weights, pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS, room.values, wide, top ? room.values : next_values,
+            NAME(products)(room.weights, pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS, room.values, wide, next_values + from, asked,
                            NAME(depth)(num_keys) / (pairs ? 2 : 1), room.out + (int64_t)top * wide, wide, 1, counted, wide / LANES, pairs);
         }
     }

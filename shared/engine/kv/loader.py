@@ -186,7 +186,8 @@ class Loader:
 
     def as_stored(self, segment: Segment, saved: bool) -> None:
         """Gives a complete segment, in place, the values that it is loaded with. ``saved``: it will be."""
-        segment.encoding = self._source.as_stored(segment.k_LKTD, segment.v_LKTD, saved)
+        self._source.as_stored(segment.k_LKTD, segment.v_LKTD, saved)
+        segment.encoding = self._source.encoding
 
     def prefetch(self, chunk_ids: Sequence[str], tenant: str = "") -> None:
         """Tells the source what will be loaded later. Failures do not matter."""

@@ -97,9 +97,9 @@ class SegmentSource(Protocol):
         """
         ...
 
-    def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor], saved: bool = True) -> str:
+    def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor], saved: bool = True) -> None:
         """Gives just computed KV, in place, the values that it will be read with once ``save`` has stored
-        these very tensors. Returns the encoding that makes them.
+        these very tensors in ``encoding``.
 
         Called before they are used first, so that first and later answers agree. ``saved`` False: they are
         stored already, and ``save`` will not be called.
@@ -135,8 +135,8 @@ class NoSource:
     ) -> Mapping[str, StoredSegment]:
         return {}
 
-    def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor], saved: bool = True) -> str:
-        return EXACT
+    def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor], saved: bool = True) -> None:
+        pass
 
     def chain(self, chunk: Chunk, tenant: str, prefix_ids: TokenIds) -> Sequence[Chunk] | None:
         return None

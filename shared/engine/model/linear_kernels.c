@@ -113,6 +113,7 @@ INLINE void prefetch(const char *weights, int bytes) {
     for (int i = 0; i < bytes; i += 64) __builtin_prefetch(weights + i, 0, 3);
 }
 
+#include "../exponential.h"
 #include "linear_exact.h"
 
 /* The bytes of a bfloat16 by the magnitude that it has. */
