@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -61,8 +61,7 @@ class Lane:
         return segment.places(segment.length, segment.length + self.num_rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Visit:
+class Visit(NamedTuple):
     """Rows [start, start + num_rows) of the step look at the first ``num_tokens`` of a piece. The first of
     them stands ``distance`` positions behind local position 0 of the piece's segment, every next row one
     further, or ``steps`` [rows] further than the first. ``nth``: of the pieces that its branch sees, in the

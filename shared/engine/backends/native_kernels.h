@@ -248,7 +248,9 @@ INLINE void NAME(products)(const float *a, int64_t row_a, const float *b, int64_
 /* Of STACK rows, of which the first ``rows`` count. */
 INLINE void NAME(products)(const float *a, int64_t row_a, const float *b, int64_t row_b, const float *ahead, int asked, int depth,
                            float *c, int64_t row_c, const int adds, int rows, int columns, const int pairs) {
-    if (rows <= STACK / 2) NAME(products_of)(a, row_a, b, row_b, ahead, asked, depth, c, row_c, adds, STACK / 2, columns, pairs);
+    const int few = rows <= STACK / 2, all = asked == COLUMNS; /* What the compiler knows costs the loop nothing. */
+    if (few && all) NAME(products_of)(a, row_a, b, row_b, ahead, COLUMNS, depth, c, row_c, adds, STACK / 2, columns, pairs);
+    else if (few) NAME(products_of)(a, row_a, b, row_b, ahead, asked, depth, c, row_c, adds, STACK / 2, columns, pairs);
     else NAME(products_of)(a, row_a, b, row_b, ahead, asked, depth, c, row_c, adds, STACK, columns, pairs);
 }
 #endif

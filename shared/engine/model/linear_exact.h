@@ -37,11 +37,14 @@ INLINE void store_sums(const Product *p, int64_t row, int64_t unit, __m512 first
 
 INLINE void exact_tile(const Product *p, int64_t row, const int rows, int64_t unit, const int units) {
     const uint16_t *weight = (const uint16_t *)p->weight + unit * p->num_in * UNIT, *x = (const uint16_t *)p->x + row * p->num_in;
+    const int64_t unit_bytes = p->num_in * UNIT * 2, skipped = to_next_unit(p, units, unit_bytes);
+    const char *behind = (const char *)weight + unit_bytes - EXACT_AHEAD;
     __m512 sums[MAX_TILE][2];
     UNROLLED
     for (int r = 0; r < rows; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
     for (int64_t k = 0; k < p->num_in; k += 2, weight += 2 * UNIT) {
-        prefetch((const char *)weight + EXACT_AHEAD, 4 * UNIT);
+        const char *at = (const char *)weight;
+        prefetch(at + EXACT_AHEAD + (at < behind ? 0 : skipped), 4 * UNIT);
         const __m512bh first = (__m512bh)_mm512_loadu_si512(weight), second = (__m512bh)_mm512_loadu_si512(weight + UNIT);
         UNROLLED
         for (int r = 0; r < rows; r++) {

@@ -20,7 +20,8 @@
 #define BLOCK_ROWS 192         /* Rows that a unit meets while it is in a core's cache, and they are. */
 #define MATRIX_BLOCK (1 << 19) /* Inputs of such rows for matrix units, which are faster: a unit has to meet more rows. */
 
-/* Weights are prefetched so many bytes before they are read: products of several rows leave the processor no room to look that far. */
+/* Weights are prefetched so many bytes before they are read: products of several rows leave the processor no room to look that far. Behind
+ * a unit's last ones come those of the unit that the thread takes next, if threads take them in turn. */
 #define EXACT_AHEAD 6144
 #define BYTES_AHEAD 4096
 
@@ -113,6 +114,9 @@ INLINE void prefetch(const char *weights, int bytes) {
     for (int i = 0; i < bytes; i += 64) __builtin_prefetch(weights + i, 0, 3);
 }
 
+/* From the end of a unit, one of so many side by side, to the one in its place that the thread takes next. */
+INLINE int64_t to_next_unit(const Product *p, int units, int64_t unit_bytes) { return (p->num_threads * units - 1) * unit_bytes; }
+
 #include "../exponential.h"
 #include "linear_exact.h"
 
@@ -148,7 +152,7 @@ INLINE void to_pairs(const int8_t *from, Bytes t, __m512i pairs[2]) {
 
 INLINE void pair_tile(const Product *p, int64_t row, const int rows, int64_t unit, const int units) {
     const Bytes t = tables();
-    const int64_t unit_bytes = p->num_in * UNIT;
+    const int64_t unit_bytes = p->num_in * UNIT, behind = unit_bytes - BYTES_AHEAD, skipped = to_next_unit(p, units, unit_bytes);
     const int8_t *weight = (const int8_t *)p->weight + unit * unit_bytes;
     const uint16_t *x = (const uint16_t *)p->x + row * p->num_in;
     __m512 sums[MAX_TILE][4];
@@ -160,7 +164,8 @@ INLINE void pair_tile(const Product *p, int64_t row, const int rows, int64_t uni
         UNROLLED
         for (int u = 0; u < units; u++) {
             __m512i pairs[2][2];
-            prefetch((const char *)weight + u * unit_bytes + k * UNIT + BYTES_AHEAD, 4 * UNIT);
+            const int64_t ahead = BYTES_AHEAD + (k * UNIT < behind ? 0 : skipped);
+            prefetch((const char *)weight + u * unit_bytes + k * UNIT + ahead, 4 * UNIT);
             UNROLLED
             for (int c = 0; c < 2; c++) to_pairs(weight + u * unit_bytes + k * UNIT + 64 * c, t, pairs[c]);
             UNROLLED
