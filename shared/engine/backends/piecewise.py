@@ -6,7 +6,7 @@ Shapes: H query heads, K kv heads, R rows of the step, S rows of one call, T tok
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -206,8 +206,8 @@ def append(lanes: Sequence[Lane], layer: int, rotated_KRD: Tensor, v_KRD: Tensor
 def _part(visit: Visit, begin: int, end: int) -> Visit:
     step = begin if visit.steps is None else int(visit.steps[begin])
     steps = None if visit.steps is None else visit.steps[begin:end] - step
-    return replace(
-        visit, start=visit.start + begin, num_rows=end - begin, distance=visit.distance + step, steps=steps
+    return visit._replace(
+        start=visit.start + begin, num_rows=end - begin, distance=visit.distance + step, steps=steps
     )
 
 
