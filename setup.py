@@ -13,11 +13,9 @@ setup(
                 f"{ENGINE}/backends/native.c",
                 f"{ENGINE}/model/linear_kernels.c",
                 f"{ENGINE}/model/layers.c",
-                f"{ENGINE}/decoding/logits.c",
             ],
             depends=[
                 f"{ENGINE}/threads.h",
-                f"{ENGINE}/exponential.h",
                 f"{ENGINE}/matrix_units.h",
                 f"{ENGINE}/backends/native.h",
                 f"{ENGINE}/backends/native_kernels.h",

@@ -39,16 +39,17 @@ a decision takes is measured. The same seed gives the same day and the same numb
   python -m load_tests.routing simulate --ci --breaks    where it ceases to pay, one change at a time
 
 With `real`, two replicas or more on this machine answer the same questions once routed in each of these ways,
-one stack after the other, with pools of a quarter of what is asked about again and again; then a quarter of
-the questions is about documents that nobody asked about before. Loads, hits and times to the first token are
-measured, with 95 % intervals, and whether hits decay meanwhile. For a quiet machine.
+one stack after the other, with pools of a quarter of what is asked about again and again, and KV that comes
+through a link as from other machines; then a quarter of the questions is about documents that nobody asked
+about before. Loads, hits and times to the first token are measured, with 95 % intervals, and whether hits
+decay meanwhile. For a quiet machine.
 
-  python -m load_tests.routing real --json build/routing-real.json       in less than six minutes
+  python -m load_tests.routing real --json build/routing-real.json       MINUTES minutes
   python -m load_tests.routing real --smoke                              whether it runs
   python -m load_tests.routing real --rounds 2                           there and back: a machine that drifts
   python -m load_tests.routing real --replicas 4                    together they hold what is asked about
-  python -m load_tests.routing real --model smollm2 --subjects 12        KV that takes time to load
-  python -m load_tests.routing real --model smollm2 --link-mb-per-s 40 --rate 1.5   KV from other machines"""
+  python -m load_tests.routing real --link-mb-per-s 0     KV that lies in the node's own memory and on its disk
+  python -m load_tests.routing real --model demo --link-mb-per-s 0 --rate 4   KV that takes no time to load"""
 
 REAL = RealPlan()
 _REAL_NUMBERS = (

@@ -39,7 +39,7 @@ class RealPlan:
         InvalidRequest: names the field and its range.
     """
 
-    model: str = "demo"
+    model: str = "smollm2"
     replicas: int = 2
     subjects: int = 24
     chunks: int = 12
@@ -49,11 +49,11 @@ class RealPlan:
     novel_share: float = 0.25
     rounds: int = 1
     warm: int = 48
-    steady: int = 120
+    steady: int = 200
     novel: int = 80
-    rate: float = 4.0
+    rate: float = 1.5
     num_generated: int = 4
-    link_mb_per_s: float = 0.0
+    link_mb_per_s: float = 40.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class RealPlan:
         return self.subjects * self.chunks * self.chunk_tokens
 
 
-SMOKE = RealPlan(subjects=6, chunks=8, warm=6, steady=16, novel=16)
+SMOKE = RealPlan("demo", subjects=6, chunks=8, warm=6, steady=16, novel=16, rate=4.0, link_mb_per_s=0.0)
 """Whether it runs."""
 
 

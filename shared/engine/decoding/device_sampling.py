@@ -49,8 +49,7 @@ def outcomes_on_device(logits_BV: Tensor, wanted: Sequence[Wanted]) -> list[RowO
             ids_DW = ids_X.view(len(draws), -1)
             parts.append(logprobs_BV[rows_D[:, None], ids_DW].view(torch.int32).flatten())
     if num_ranked:
-        ids_BK = ranked(logits_BV, num_ranked)
-        values_BK = logprobs_BV.gather(1, ids_BK)
+        values_BK, ids_BK = ranked(logprobs_BV, num_ranked)
         parts += [ids_BK.int().flatten(), values_BK.view(torch.int32).flatten()]
     told = torch.cat(parts).cpu().numpy()  # where the host waits
     return _outcomes(told, wanted, watched_DW, num_ranked)
@@ -167,15 +166,16 @@ def allowed(logits_DV: Tensor, draws: Sequence[Draw]) -> Tensor:
     return logits_DV.index_copy(0, rows, kept_GV)
 
 
-def ranked(logits_BV: Tensor, count: int) -> Tensor:
-    """Ids [B, count] of the best tokens, best first, of equally likely ones the smaller id first: which of
-    these ``topk`` takes is up to the device, so it is asked for integers that differ, the bits of a float (in
-    the order of floats, of which 0 is one) in front of those of the id."""
-    bits_BV = (logits_BV + 0.0).view(torch.int32)
+def ranked(logprobs_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and ids [B, count] of the best tokens, best first, of equally likely ones the smaller
+    id first: which of these ``topk`` takes is up to the device, so it is asked for integers that differ, the
+    bits of a float (in the order of floats) in front of those of the id."""
+    bits_BV = logprobs_BV.view(torch.int32)
     rising_BV = torch.where(bits_BV < 0, bits_BV ^ 0x7FFFFFFF, bits_BV)
-    ids_V = torch.arange(logits_BV.shape[1], device=logits_BV.device)
+    ids_V = torch.arange(logprobs_BV.shape[1], device=logprobs_BV.device)
     best_BK = ((rising_BV.long() << 32) | (_LOW - ids_V)).topk(count).values
-    return _LOW - (best_BK & _LOW)
+    ids_BK = _LOW - (best_BK & _LOW)
+    return logprobs_BV.gather(1, ids_BK), ids_BK
 
 
 def truncated(logits_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor) -> Tensor:

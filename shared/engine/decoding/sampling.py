@@ -30,7 +30,6 @@ from shared.engine.decoding.device_sampling import (
     outcomes_on_device,
 )
 from shared.engine.decoding.draws import Draw, Ranked, RowOutcome, Sampled, Wanted
-from shared.engine.decoding.most_likely import most_likely
 
 _FEW = 1024  # tokens that mostly hold top_p
 
@@ -44,18 +43,15 @@ def outcomes(logits_BV: Tensor, wanted: Sequence[Wanted]) -> list[RowOutcome]:
     """
     if logits_BV.device.type == "cuda":
         return outcomes_on_device(logits_BV, wanted)
+    logprobs_BV = torch.log_softmax(logits_BV, -1)
     rows = [b for b, one in enumerate(wanted) for _ in one.draws]
     draws = [draw for one in wanted for draw in one.draws]
-    best_B, log_sums_B = most_likely(logits_BV)
-    as_they_are = rows == list(range(len(wanted)))
-    logits_DV, best_D = (logits_BV, best_B) if as_they_are else (logits_BV[rows], best_B[rows])
-    chosen = _chosen(logits_DV, best_D, draws)
-    logprobs = (logits_BV[rows, chosen] - log_sums_B[rows]).tolist()
-    ranked = ranked_rows(logits_BV, log_sums_B, [one.most_ranked for one in wanted])
+    logits_DV = logits_BV if rows == list(range(len(wanted))) else logits_BV[rows]
+    chosen = _chosen(allowed(logits_DV, draws), draws)
+    logprobs = logprobs_BV[rows, chosen].tolist()
+    ranked = ranked_rows(logprobs_BV, [one.most_ranked for one in wanted])
     sampled = (
-        Sampled(
-            token, logprob, ranked[b][: draw.params.top_logprobs], _watched(logits_BV, log_sums_B, b, draw)
-        )
+        Sampled(token, logprob, ranked[b][: draw.params.top_logprobs], _watched(logprobs_BV, b, draw))
         for b, draw, token, logprob in zip(rows, draws, chosen, logprobs, strict=True)
     )
     return [
@@ -80,34 +76,31 @@ def truncate(logits_V: Tensor, top_k: int, top_p: float) -> Tensor:
     return torch.full_like(logits_V, float("-inf")).scatter_(0, kept, logits_V[kept])
 
 
-def ranked_rows(logits_BV: Tensor, log_sums_B: Tensor, counts: Sequence[int]) -> list[Ranked]:
-    """The so many best tokens of each row. ``log_sums_B``: what log-probabilities are below logits."""
-    vocab = logits_BV.shape[1]
+def ranked_rows(logprobs_BV: Tensor, counts: Sequence[int]) -> list[Ranked]:
+    """The so many best tokens of each row."""
+    vocab = logprobs_BV.shape[1]
     most = min(max(counts, default=0), vocab)
     if not most:
         return [()] * len(counts)
-    values_BK, ids_BK = (x.numpy() for x in logits_BV.topk(min(most + 1, vocab)))
+    values_BK, ids_BK = (x.numpy() for x in logprobs_BV.topk(min(most + 1, vocab)))
     found: list[Ranked] = []
-    rows = zip(logits_BV.numpy(), log_sums_B.numpy(), values_BK, ids_BK, counts, strict=True)
-    for row_V, log_sum, values_K, ids_K, count in rows:
+    for row_V, values_K, ids_K, count in zip(logprobs_BV.numpy(), values_BK, ids_BK, counts, strict=True):
         if 0 < count < vocab and (least := values_K[count - 1]) == values_K[-1]:  # others may be as likely
             above = ids_K[values_K > least]
             ids_K = np.concatenate([above, np.flatnonzero(row_V == least)[: count - len(above)]])
             values_K = row_V[ids_K]
         order = np.lexsort((ids_K, -values_K))[:count]
-        logprobs_K = values_K[order] - log_sum
-        found.append(tuple(zip(ids_K[order].tolist(), logprobs_K.tolist(), strict=True)))
+        found.append(tuple(zip(ids_K[order].tolist(), values_K[order].tolist(), strict=True)))
     return found
 
 
-def _chosen(logits_DV: Tensor, best_D: Tensor, draws: Sequence[Draw]) -> list[int]:
+def _chosen(logits_DV: Tensor, draws: Sequence[Draw]) -> list[int]:
     drawn = [d for d, draw in enumerate(draws) if draw.params.temperature != 0]
-    allowed_DV = allowed(logits_DV, draws)
     if len(drawn) == len(draws):
-        return _draw(allowed_DV, draws) if draws else []
-    chosen: list[int] = (best_D if allowed_DV is logits_DV else allowed_DV.argmax(-1)).tolist()
+        return _draw(logits_DV, draws) if draws else []
+    chosen: list[int] = logits_DV.argmax(-1).tolist()
     if drawn:
-        for d, token_id in zip(drawn, _draw(allowed_DV[drawn], [draws[d] for d in drawn]), strict=True):
+        for d, token_id in zip(drawn, _draw(logits_DV[drawn], [draws[d] for d in drawn]), strict=True):
             chosen[d] = token_id
     return chosen
 
@@ -168,6 +161,6 @@ def _nucleus(logits_V: Tensor, count: int, top_p: float) -> Tensor:
         num = min(count, 8 * num)
 
 
-def _watched(logits_BV: Tensor, log_sums_B: Tensor, b: int, draw: Draw) -> tuple[float, ...]:
+def _watched(logprobs_BV: Tensor, b: int, draw: Draw) -> tuple[float, ...]:
     ids = draw.params.watch_ids
-    return tuple((logits_BV[b, list(ids)] - log_sums_B[b]).tolist()) if ids else ()
+    return tuple(logprobs_BV[b, list(ids)].tolist()) if ids else ()

@@ -117,7 +117,6 @@ INLINE void prefetch(const char *weights, int bytes) {
 /* From the end of a unit, one of so many side by side, to the one in its place that the thread takes next. */
 INLINE int64_t to_next_unit(const Product *p, int units, int64_t unit_bytes) { return (p->num_threads * units - 1) * unit_bytes; }
 
-#include "../exponential.h"
 #include "linear_exact.h"
 
 /* The bytes of a bfloat16 by the magnitude that it has. */

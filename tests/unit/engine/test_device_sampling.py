@@ -13,7 +13,6 @@ from shared.engine.decoding.device_sampling import BLOCK_LEN, gumbel_noise, outc
 from shared.engine.decoding.draws import Draw, Ranked, Wanted
 from shared.engine.decoding.sampling import outcomes, ranked_rows, truncate
 from shared.generation.asked import SamplingParams
-from tests.outcomes import alike
 from tests.pretend_gpu import pretend_gpu
 
 VOCABS = (7, BLOCK_LEN, 3 * BLOCK_LEN + 77)
@@ -54,7 +53,7 @@ def test_equal_tokens_and_logprobs(
 ) -> None:
     logits_BV = logits(seed, len(rows), vocab, ties, least)
     ours, theirs = outcomes_on_device(logits_BV, rows), outcomes(logits_BV, rows)
-    assert alike(ours, theirs)
+    assert ours == theirs
     for one, asked in zip(ours, rows, strict=True):
         assert len(one.sampled) == len(asked.draws)
         assert len(one.ranked) == min(asked.num_ranked, vocab)
@@ -74,8 +73,7 @@ def test_of_equally_likely_tokens_the_smaller_id_comes_first(
 ) -> None:
     row_V = torch.tensor(values)
     logprobs_BV = torch.stack([row_V, row_V.flip(0)])
-    ranked = ranked_rows(logprobs_BV, torch.zeros(2), counts)
-    for values_V, count, found in zip(logprobs_BV, counts, ranked, strict=True):
+    for values_V, count, found in zip(logprobs_BV, counts, ranked_rows(logprobs_BV, counts), strict=True):
         assert found == by_sorting(values_V, count)
 
 
@@ -102,8 +100,8 @@ def test_several_tokens_of_a_row_are_those_of_rows_alike() -> None:
     single = [Wanted((draw,)) for draw in many[0].draws]
     apart = outcomes(logits_BV[:1].expand(4, -1), single)
     for found in (outcomes(logits_BV, many), outcomes_on_device(logits_BV, many)):
-        assert alike(found[0].sampled, [one.sampled[0] for one in apart])
-        assert alike(found[1].ranked, by_sorting(logits_BV[1].log_softmax(-1), 3))
+        assert found[0].sampled == tuple(one.sampled[0] for one in apart)
+        assert found[1].ranked == by_sorting(logits_BV[1].log_softmax(-1), 3)
 
 
 def test_one_copy_goes_there_and_one_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +120,7 @@ def test_one_copy_goes_there_and_one_comes_back(monkeypatch: pytest.MonkeyPatch)
         crossed = gpu.crossings[len(before) :]
     assert [one.way for one in crossed] == ["there", "back"]
     assert [one.waits for one in crossed] == [False, True]
-    assert alike(found, outcomes(logits_BV, rows))
+    assert found == outcomes(logits_BV, rows)
 
 
 def test_the_noise_has_the_same_bits() -> None:

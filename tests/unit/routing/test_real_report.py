@@ -35,7 +35,7 @@ from load_tests.service.sample import OK, Reply, Sample
 from shared.errors import InvalidRequest
 from shared.generation.told import Timings, Usage
 
-PLAN = RealPlan()
+PLAN = RealPlan(steady=120)
 (QUESTIONS,) = planned(PLAN)
 Hits = Callable[[PlannedQuestion, random.Random], float]
 
