@@ -44,11 +44,11 @@ through a link as from other machines; then a quarter of the questions is about 
 about before. Loads, hits and times to the first token are measured, with 95 % intervals, and whether hits
 decay meanwhile. For a quiet machine.
 
-  python -m load_tests.routing real --json build/routing-real.json       MINUTES minutes
+  python -m load_tests.routing real --json build/routing-real.json       13 minutes
   python -m load_tests.routing real --smoke                              whether it runs
   python -m load_tests.routing real --rounds 2                           there and back: a machine that drifts
   python -m load_tests.routing real --replicas 4                    together they hold what is asked about
-  python -m load_tests.routing real --link-mb-per-s 0     KV that lies in the node's own memory and on its disk
+  python -m load_tests.routing real --link-mb-per-s 0   KV that lies in the node's own memory and on its disk
   python -m load_tests.routing real --model demo --link-mb-per-s 0 --rate 4   KV that takes no time to load"""
 
 REAL = RealPlan()
