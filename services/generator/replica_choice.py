@@ -11,6 +11,7 @@ from protos.kvquilt.v1 import generation_pb2
 from shared.errors import InvalidRequest
 from shared.metrics import table
 from shared.metrics.recorder import Metrics
+from shared.routing.chains import KnownChains
 from shared.routing.costs import ReplicaRates, Tier
 from shared.routing.decision import RouteDecision
 from shared.routing.noticeboard import lane_key
@@ -42,6 +43,7 @@ class ReplicaChoice:
         self._hashing, self._ongoing = BoundedRendezvous(), ongoing
         self._metrics, self._clock = metrics or Metrics(), clock
         self._nodes: dict[str, str] = {}
+        self._chains = KnownChains()
         self._rates = MeasuredRates()
         self._known: dict[str, dict[str, tuple[int, int]]] = {}
         self._asked_ms = -self._settings.lease_ms - 1
@@ -72,7 +74,7 @@ class ReplicaChoice:
             return None
         began_s = self._clock()
         try:
-            question = routed_of(request)
+            question = routed_of(request, self._chains)
         except InvalidRequest:
             return None
         self._asked_ms = now_ms = self._now_ms()

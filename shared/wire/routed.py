@@ -9,6 +9,7 @@ from protos.kvquilt.v1 import generation_pb2
 from shared.errors import InvalidRequest
 from shared.generation.modes import GoesBy, ReuseMode
 from shared.generation.orders import Reuse
+from shared.routing.chains import KnownChains
 from shared.routing.costs import RoutedQuestion, WantedChunk, chunk_key
 from shared.wire.asked import reuse_of
 
@@ -16,10 +17,10 @@ _CHARACTERS_PER_TOKEN = 4
 _DEFAULT_RATIO = 0.2
 
 
-def routed_of(pb: generation_pb2.GenerateRequest) -> RoutedQuestion:
+def routed_of(pb: generation_pb2.GenerateRequest, chains: KnownChains) -> RoutedQuestion:
     """Sums up what is computed wherever it goes, and the chunks whose KV may be elsewhere. Chunks whose
     identities the caller does not tell are told apart by what they are: nobody reports them as held, and the
-    same ones go the same way.
+    same ones go the same way. What the question tells of chains is added to ``chains``.
 
     Raises:
         InvalidRequest: it names a mode that there is not, or other identities than it has chunks.
@@ -29,8 +30,11 @@ def routed_of(pb: generation_pb2.GenerateRequest) -> RoutedQuestion:
     branches = max(1, len(pb.questions)) * max(1, pb.sampling.n, pb.decoding.beams.width)
     if isinstance(reuse.mode, ReuseMode) and not reuse.mode.row.stored:
         return RoutedQuestion((), computed + sum(lens), branches)
-    wanted = zip(_names(pb), lens, strict=True)
-    chunks = tuple(WantedChunk(chunk_key(name), num_tokens) for name, num_tokens in wanted)
+    keys = [chunk_key(name) for name in _names(pb)]
+    for key, num_tokens, chunk in zip(keys, lens, pb.chunks, strict=True):
+        chains.tell(key, num_tokens, chunk_key(chunk.parent_id) if chunk.parent_id else None)
+    wanted = zip(keys, lens, strict=True)
+    chunks = tuple(WantedChunk(key, num_tokens, chains.chain(key)) for key, num_tokens in wanted)
     return RoutedQuestion(chunks, computed + int(_share(reuse) * sum(lens)), branches)
 
 

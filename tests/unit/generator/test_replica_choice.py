@@ -14,7 +14,8 @@ from services.generator.listening import Listener
 from services.generator.replica_choice import ReplicaChoice
 from shared.errors import InvalidRequest, Unavailable
 from shared.metrics.recorder import Metrics
-from shared.routing.costs import ReplicaLoad, Tier, chunk_key
+from shared.routing.chains import KnownChains
+from shared.routing.costs import ReplicaLoad, RoutedQuestion, Tier, chunk_key
 from shared.routing.decision import RouteReason
 from shared.routing.noticeboard import NoticeBoard
 from shared.routing.reports import HeldChunks, LaneName, plain, plain_load
@@ -61,6 +62,10 @@ def question(*chunk_ids: str, explain: bool = False, num_tokens: int = 100) -> g
     )
 
 
+def routed(request: generation_pb2.GenerateRequest) -> RoutedQuestion:
+    return routed_of(request, KnownChains())
+
+
 def choice(clock: Clock | None = None, metrics: Metrics | None = None) -> ReplicaChoice:
     made = ReplicaChoice(metrics=metrics, clock=clock or Clock())
     made.set_replicas(NODES)
@@ -82,35 +87,60 @@ def first_rank(made: ReplicaChoice, request: generation_pb2.GenerateRequest) -> 
 def test_a_question_tells_its_chunks_and_what_is_computed_anyway() -> None:
     request = question("a", "b")
     request.reuse, request.recompute.ratio, request.sampling.n = "epic", 0.5, 3
-    routed = routed_of(request)
-    assert [chunk.key for chunk in routed.chunks] == [chunk_key("a"), chunk_key("b")]
-    assert [chunk.num_tokens for chunk in routed.chunks] == [100, 100]
-    assert (routed.num_tokens, routed.branches) == (100 + 4, 3)
+    told = routed(request)
+    assert [chunk.key for chunk in told.chunks] == [chunk_key("a"), chunk_key("b")]
+    assert [chunk.num_tokens for chunk in told.chunks] == [100, 100]
+    assert (told.num_tokens, told.branches) == (100 + 4, 3)
     request.recompute.ClearField("ratio")
-    assert routed_of(request).num_tokens == 40 + 4
+    assert routed(request).num_tokens == 40 + 4
 
 
 def test_full_wants_no_chunk_from_anywhere() -> None:
     request = question("a", "b")
     request.reuse = "full"
-    assert (routed_of(request).chunks, routed_of(request).num_tokens) == ((), 200 + 4)
+    assert (routed(request).chunks, routed(request).num_tokens) == ((), 200 + 4)
 
 
 def test_chunks_without_names_are_told_apart_by_what_they_are() -> None:
     request = question("a", "b")
     request.chunk_ids[:] = []
-    one, other = (chunk.key for chunk in routed_of(request).chunks)
+    one, other = (chunk.key for chunk in routed(request).chunks)
     assert one == other  # equal pieces
     request.chunks[1].parent_id = "0" * 40
-    one, other = (chunk.key for chunk in routed_of(request).chunks)
+    one, other = (chunk.key for chunk in routed(request).chunks)
     assert one != other
+
+
+def test_a_miss_counts_the_chain_that_questions_told_of() -> None:
+    chains = KnownChains()
+    first, second = question("a", num_tokens=80), question("b", "c")
+    second.chunks[0].parent_id, second.chunks[1].parent_id = "a", "b"
+    assert routed_of(first, chains).chunks[0].chain == ()
+    a, b = (chunk_key("a"), 80), (chunk_key("b"), 100)
+    assert [chunk.chain for chunk in routed_of(second, chains).chunks] == [(a,), (a, b)]
+    again = question("c")
+    again.chunks[0].parent_id = "b"
+    assert routed_of(again, chains).chunks[0].chain == (a, b)
+    assert routed_of(again, KnownChains()).chunks[0].chain == (), "nobody asked for what is in front of it"
+
+
+def test_what_computes_least_with_its_chain_is_chosen() -> None:
+    made = choice()
+    chained = question("b")
+    chained.chunks[0].parent_id = "a"
+    first_rank(made, question("a"))
+    rates = {"find_ms": 0.0, "link_ms": {"objects": 1.0}, "prefill_ms": 0.1}
+    for name, node in NODES.items():
+        held = ("a",) if name == "r2" else ()
+        made.heard(node, [notice(name, *held, rates=rates)])
+    assert first_rank(made, chained) == ("r2",)
 
 
 def test_names_that_do_not_fit_are_refused_by_name_and_routed_anywhere() -> None:
     request = question("a", "b")
     request.chunk_ids.append("c")
     with pytest.raises(InvalidRequest, match="chunk_ids: 3 of 2 chunks"):
-        routed_of(request)
+        routed(request)
     assert choice().decide("Generate", request, NODES) is None
     request = question("a")
     request.reuse = "magic"
