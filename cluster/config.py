@@ -24,6 +24,7 @@ from cluster.models.settings import (
     located_packets,
     model_settings,
     own_adapter,
+    own_packets,
     under,
 )
 from cluster.paths import DEMO_MODEL, default_data_dir
@@ -174,6 +175,7 @@ def load_quilt(
     merged["generator"] = under(located_adapters(merged["generator"], Path.cwd()), merged["generator"])
     merged["generator"] = under(merged["generator"], own_adapter(merged["generator"], merged["model"]))
     merged["prompt"] = under(located_packets(merged["prompt"], Path.cwd()), merged["prompt"])
+    merged["prompt"] = under(own_packets(merged["prompt"], merged["model"]), merged["prompt"])
     load(PromptConfig, merged["prompt"], "prompt.")  # names the setting where it was written
     load(RequestLimits, merged["limits"], "limits.")
     load(MetricsConfig, merged.get("metrics") or {}, "metrics.")

@@ -20,8 +20,9 @@ class PromptConfig:
     instruction: the text in front of the documents; left out: the template's own.
     date: the "today" of chat templates that print one, always the same, since KV depends on it.
     thinking: of models that can think before they answer.
-    packets: a folder of `kvquilt train packets`, whose vectors stand in front of and behind every chunk
-    (docs/packets.md). With `ingestion.kv_context: none` and without a selector.
+    packets: a folder of `kvquilt train packets`, or the name of one that the model brings, whose vectors
+    stand in front of and behind every chunk (docs/packets.md). With `ingestion.kv_context: none` and
+    without a selector.
     """
 
     template: Literal["auto", "chat", "default", "turborag"] = "auto"

@@ -27,7 +27,7 @@ from cluster.models.gguf_file import GgufFile
 from cluster.models.names import CONVERTED
 from shared.errors import ConfigError, StorageFull
 
-VERSION = 5  # of the conversion: raised when the same file becomes another model, or smollm2/ another
+VERSION = 6  # of the conversion: raised when the same file becomes another model, or smollm2/ another
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _BLOCK = 1 << 22
 

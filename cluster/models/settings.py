@@ -75,6 +75,12 @@ def located_packets(prompt: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {"packets": str(place.resolve())} if named and place.is_dir() else {}
 
 
+def own_packets(prompt: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """Settings with the packets that ``prompt.packets`` names and that lie in ``packets`` beside the
+    model."""
+    return located_packets(prompt, Path(model) / "packets")
+
+
 def under(given: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
     """``given`` where it says something, ``shared`` elsewhere; sections are merged. A section does not hide
     what is none in its place: whoever reads the settings refuses that."""

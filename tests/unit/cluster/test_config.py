@@ -150,6 +150,11 @@ def test_packets_may_lie_beside_the_model_and_go_with_isolated_chunks_alone(
     own = load_quilt(values | {"prompt": {"packets": "ours"}}, {})
     assert own.ingestion.prompt.packets == str(tmp_path / "ours")
     assert load_quilt(values | {"prompt": {"packets": ""}}, {}).prompt.packets == ""
+    for name in ("named", "ours"):
+        (model / "packets" / name).mkdir(parents=True)
+    named = load_quilt(values | {"prompt": {"packets": "named"}}, {})
+    assert named.generator.prompt.packets == str(model / "packets" / "named")
+    assert load_quilt(values | {"prompt": {"packets": "ours"}}, {}).prompt.packets == str(tmp_path / "ours")
     with pytest.raises(ConfigError, match=r"^ingestion\.kv_context: packets .* set it to none"):
         load_quilt(values | {"ingestion": {"kv_context": "document"}}, {})
     with pytest.raises(ConfigError, match=r"^selector\.model: with packets .* set it to ''"):
