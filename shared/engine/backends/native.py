@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention import Lane
+from shared.engine.backends.decode_tables import DecodeTables
 from shared.engine.backends.tables import LOG2_E, Tiling, plan_tables
 from shared.engine.compiled import compiled_library
 from shared.engine.model.spec import ModelSpec
@@ -106,9 +107,18 @@ class NativeBackend:
         self._rotation = spec.rotation()
         self._tiling = tiling
         self._workspace = torch.empty(0, dtype=torch.uint8)
+        self._decoding: tuple[DecodeTables, NativeAttention] | None = None
 
     def plan(self, lanes: Sequence[Lane]) -> NativeAttention:
-        spec, num_threads = self._spec, torch.get_num_threads()
+        num_threads = torch.get_num_threads()
+        if self._decoding is not None:
+            decoding, attention = self._decoding
+            if attention.step.num_threads == num_threads and decoding.advance(lanes):
+                return attention
+        return self._plan(lanes, num_threads)
+
+    def _plan(self, lanes: Sequence[Lane], num_threads: int) -> NativeAttention:
+        spec = self._spec
         tables = plan_tables(lanes, spec, self._tiling, num_threads)
         tiling = tables.tiling
         tempering = tables.sharpness_N, tables.joint_R2, tables.more_R
@@ -145,7 +155,11 @@ class NativeBackend:
             self._tiling is None,
             *(array.ctypes.data for array in tempering),
         )
-        return NativeAttention(self._library, self._level, step, (tables, tensors))
+        decoding = DecodeTables.of(lanes, tables, most_positions=len(tensors[0]))
+        kept = (tables if decoding is None else decoding.tables, tensors)
+        attention = NativeAttention(self._library, self._level, step, kept)
+        self._decoding = None if decoding is None else (decoding, attention)
+        return attention
 
     def _workspace_bytes(self, tiling: Tiling) -> int:
         """Of one thread."""

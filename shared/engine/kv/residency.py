@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from shared.engine.kv.branch import Branch
@@ -118,6 +118,22 @@ class Entry:
         return self.state is State.STREAMING and arrival is not None and not arrival.failed
 
 
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """Entries as every step asks for them: keys of READY ones, those of them that are chunks, and those that
+    are not READY; in order of last use."""
+
+    ready: list[str]
+    chunk_ids: tuple[str, ...]
+    unready: list[Entry]
+
+    @classmethod
+    def of(cls, entries: Collection[Entry]) -> _Listed:
+        ready = [entry for entry in entries if entry.state is State.READY]
+        chunk_ids = tuple(entry.key for entry in ready if entry.is_chunk)
+        return cls([entry.key for entry in ready], chunk_ids, [e for e in entries if not e.ready])
+
+
 class Pool:
     """Entries by key, in order of last use. ``used_bytes``: of those that somebody refers to.
     ``floor_share``: see ``Floors``."""
@@ -126,6 +142,7 @@ class Pool:
         self.capacity_bytes, self._floors = capacity_bytes, Floors(floor_share)
         self.num_bytes = self.used_bytes = 0
         self._entries: dict[str, Entry] = {}
+        self._listed: _Listed | None = None  # until an entry comes, goes, is used, or becomes READY
 
     def acquire(self, key: str, token_ids: TokenIds, tenant: str = "") -> tuple[Entry, bool]:
         """The entry with one more reference, and whether it is new (LOADING; somebody must fill it).
@@ -133,6 +150,7 @@ class Pool:
         Raises:
             InvalidRequest: the key stands for other tokens.
         """
+        self._listed = None
         entry = self._entries.pop(key, None)
         new = entry is None
         if entry is None:
@@ -151,6 +169,7 @@ class Pool:
         used one. There is none of its key."""
         entry = Entry(chunk.chunk_id, chunk.token_ids, State.LOADING, tenant=chunk.tenant)
         self._entries = {entry.key: entry, **self._entries}
+        self._listed = None
         return entry
 
     def hottest(self) -> list[Entry]:
@@ -168,7 +187,7 @@ class Pool:
         if entry.refs == 0 and entry.state is State.COMPUTING and entry.load is not None:
             self.wait_for_load(entry)
         elif entry.refs == 0 and entry.state is State.COMPUTING:
-            del self._entries[entry.key]  # nobody wants it any more
+            self._remove(entry)  # nobody wants it any more
         self._evict(entry.tenant)
 
     def compute(self, entry: Entry, branch: Branch) -> None:
@@ -189,6 +208,7 @@ class Pool:
         if entry.state is not State.STREAMING:
             self._count(entry, segment.num_bytes)
         entry.state, entry.segment, entry.branch, entry.late = State.READY, segment, None, False
+        self._listed = None
         self._evict(entry.tenant)
 
     def broke(self, entry: Entry) -> None:
@@ -198,27 +218,32 @@ class Pool:
 
     def discard(self, entry: Entry) -> None:
         """Takes an unreferenced entry that could not be loaded out."""
-        del self._entries[entry.key]
+        self._remove(entry)
 
     def forget(self, key: str) -> None:
         """Takes an entry out that is READY and that nobody refers to."""
         entry = self._entries.get(key)
         if entry is not None and entry.state is State.READY and not entry.refs:
             self._count(entry, -entry.num_bytes)
-            del self._entries[key]
+            self._remove(entry)
 
     def computing(self) -> list[Entry]:
-        return [entry for entry in self._entries.values() if entry.state is State.COMPUTING]
+        return [entry for entry in self._lists().unready if entry.state is State.COMPUTING]
 
     def loading(self) -> list[Entry]:
         """Those whose load is under way, whether or not they are computed beside it."""
-        return [e for e in self._entries.values() if e.load is not None and not e.ready and not e.all_there]
+        return [e for e in self._lists().unready if e.load is not None and not e.all_there]
 
     def ready_keys(self) -> list[str]:
-        return [entry.key for entry in self._entries.values() if entry.state is State.READY]
+        return self._lists().ready
+
+    def chunk_ids(self) -> tuple[str, ...]:
+        """READY chunks, least recently used first."""
+        return self._lists().chunk_ids
 
     def check_invariants(self, refs: Mapping[str, int]) -> None:
         """``refs``: what the requests alive hold, counted anew."""
+        assert self._listed in (None, _Listed.of(self._entries.values())), "lists that are out of date"
         ready = [e for e in self._entries.values() if e.state is State.READY]
         assert self.num_bytes == sum(e.segment.num_bytes for e in self._entries.values() if e.segment), (
             "resident bytes"
@@ -260,7 +285,16 @@ class Pool:
                 return
             if entry.tenant == tenant or not self._is_kept(entry):
                 self._count(entry, -entry.num_bytes)
-                del self._entries[entry.key]
+                self._remove(entry)
+
+    def _lists(self) -> _Listed:
+        if self._listed is None:
+            self._listed = _Listed.of(self._entries.values())
+        return self._listed
+
+    def _remove(self, entry: Entry) -> None:
+        del self._entries[entry.key]
+        self._listed = None
 
     def _is_kept(self, entry: Entry) -> bool:
         return self._floors.keeps(entry.tenant, entry.num_bytes, self.capacity_bytes)

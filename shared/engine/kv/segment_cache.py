@@ -57,7 +57,7 @@ class SegmentCache:
 
     def chunk_ids(self) -> tuple[str, ...]:
         """Resident chunks, least recently used first."""
-        return tuple(key for key in self._pool.ready_keys() if not key.startswith((PREFIX, LINK)))
+        return self._pool.chunk_ids()
 
     def loading_bytes(self) -> Counter[str]:
         """Of chunks that are on their way, by the tier that they are read from; "" where they are not found

@@ -105,7 +105,9 @@ class PassRunner:
         hidden_RE = self._model.forward(StepPlan(lanes, self._backend, patience))
         if not rows:
             return hidden_RE[:0]
-        return self._model.logits(hidden_RE[integers(rows, self._model.spec.device)])
+        if len(rows) < len(hidden_RE):
+            hidden_RE = hidden_RE[integers(rows, self._model.spec.device)]
+        return self._model.logits(hidden_RE)
 
 
 def _lanes(slices: Sequence[Slice[BranchWork]]) -> list[Lane]:
