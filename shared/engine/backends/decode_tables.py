@@ -26,7 +26,7 @@ class DecodeTables:
     _num_positions: int
     _most_positions: int
     _sights: list[object]
-    _held: list[object]
+    _held: list[object]  # what ``_sights`` names by id, so that nothing else comes to have it
     _places_B2: list[tuple[int, int]]
     _growing: Int64  # items that end where a row's own tokens do
 

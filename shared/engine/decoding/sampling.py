@@ -98,7 +98,7 @@ def _chosen(logits_DV: Tensor, draws: Sequence[Draw]) -> list[int]:
     drawn = [d for d, draw in enumerate(draws) if draw.params.temperature != 0]
     if len(drawn) == len(draws):
         return _draw(logits_DV, draws) if draws else []
-    chosen: list[int] = logits_DV.numpy().argmax(-1).tolist()  # many times as fast as torch's
+    chosen: list[int] = logits_DV.numpy().argmax(-1).tolist()  # several times as fast as torch's
     if drawn:
         for d, token_id in zip(drawn, _draw(logits_DV[drawn], [draws[d] for d in drawn]), strict=True):
             chosen[d] = token_id
