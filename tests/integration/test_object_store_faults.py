@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import datetime
 import ipaddress
+import itertools
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import urllib3
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from minio import Minio
 
-from load_tests.servers.faulty_s3 import FaultyS3, Plan, Request, S3Fault
+from load_tests.servers.faulty_s3 import FaultyS3, Plan, Request, S3Answer, S3Fault
 from load_tests.servers.s3 import S3Server
 from services.kv_store.blobs.protocol import Blobs, Last
 from services.kv_store.documents.documents import Documents
@@ -389,6 +392,153 @@ def test_other_refusals_say_what_to_do(proxy: FaultyS3, fault: S3Fault, said: st
     proxy.plan = of("PUT", fault)
     with pytest.raises(FailedPrecondition, match=said):
         blobs.put("a", b"x")
+
+
+# ---- another time than the server's
+
+
+@pytest.fixture
+def step(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the clock by which requests are signed that many seconds ahead."""
+
+    def step(ahead_s: float) -> None:
+        ahead = datetime.timedelta(seconds=ahead_s)
+        monkeypatch.setattr("minio.time.utcnow", lambda: datetime.datetime.now(datetime.UTC) + ahead)
+
+    return step
+
+
+@pytest.mark.parametrize("ahead_s", [3600.0, -3600.0, 40 * 365 * 86400.0])
+def test_every_call_is_signed_by_the_servers_clock_when_ours_is_wrong(
+    s3_server: S3Server, step: Callable[[float], None], ahead_s: float
+) -> None:
+    settings = settings_for(s3_server.endpoint)
+    known = ObjectBlobs(settings)
+    known.put("a", DATA)
+    calls: tuple[Callable[[Blobs], object], ...] = (
+        lambda blobs: blobs.stat("a") is not None,
+        lambda blobs: whole(blobs, "a") == loaded(blobs, "a") == DATA,
+        lambda blobs: next(found.name for found in blobs.list().blobs) == "a",
+        lambda blobs: blobs.put("b", b"b") or (whole(blobs, "b") == b"b" and blobs.delete("b")),
+        lambda blobs: ObjectBlobs(settings).check() is None,
+    )
+    for call in calls:
+        step(0.0)
+        known.check()  # signed rightly until now
+        step(ahead_s)
+        assert call(known)
+        assert call(ObjectBlobs(settings))
+
+
+def test_a_client_follows_a_clock_that_jumps_and_is_refused_once_for_each_jump(
+    proxy: FaultyS3, step: Callable[[float], None]
+) -> None:
+    blobs = impatient(proxy.endpoint)
+    blobs.check()
+    for ahead_s in (3600.0, 0.0, -3600.0, 86400.0):
+        step(ahead_s)
+        before = len(proxy.requests)
+        for number in range(5):
+            blobs.put("a", bytes([number]))
+        assert whole(blobs, "a") == bytes([4])
+        assert len(proxy.requests) - before == 7
+
+
+def test_a_difference_that_servers_tolerate_costs_no_request(
+    proxy: FaultyS3, step: Callable[[float], None]
+) -> None:
+    blobs = impatient(proxy.endpoint)
+    blobs.check()
+    step(240.0)
+    before = len(proxy.requests)
+    blobs.put("a", b"x")
+    assert len(proxy.requests) - before == 1
+
+
+def test_threads_go_on_while_the_clock_jumps(s3_server: S3Server, step: Callable[[float], None]) -> None:
+    blobs = impatient(s3_server.endpoint)
+    blobs.check()
+    failures: list[BaseException] = []
+    ended = threading.Event()
+
+    def work(name: str) -> None:
+        try:
+            while not ended.is_set():
+                blobs.put(name, name.encode())
+                assert whole(blobs, name) == name.encode()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(f"t{number}",)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for number in range(12):
+        step(3600.0 * (number % 3 - 1))
+        for _ in range(10):
+            assert blobs.stat("nobody's") is None
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_a_link_is_signed_by_the_servers_clock(s3_server: S3Server, step: Callable[[float], None]) -> None:
+    blobs = impatient(s3_server.endpoint)
+    step(-3600.0)  # a link of then would have expired
+    blobs.put("a", DATA)
+    answer = urllib3.request("GET", blobs.link("a").url)
+    assert (answer.status, answer.data) == (200, DATA)
+
+
+def test_wrong_keys_are_still_refused_when_the_clock_is_wrong(
+    s3_server: S3Server, step: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "somethingelse")
+    step(3600.0)
+    with pytest.raises(FailedPrecondition, match="AWS_ACCESS_KEY_ID"):
+        impatient(s3_server.endpoint).check()
+
+
+@pytest.mark.parametrize(
+    "date", ["", "yesterday", "Sun, 29 Nov 2026 25:61:00 GMT", "Sun, 29 Nov 2026 12:00:00"]
+)
+def test_a_server_that_does_not_say_its_time_is_refused_with_what_to_do(
+    proxy: FaultyS3, step: Callable[[float], None], date: str
+) -> None:
+    blobs = impatient(proxy.endpoint)
+    blobs.check()
+    step(3600.0)
+    proxy.plan = of("PUT", S3Fault(altered=dated(lambda: date)))
+    with pytest.raises(FailedPrecondition, match="clocks"):
+        blobs.put("a", b"x")
+
+
+def test_a_server_that_refuses_its_own_time_is_not_asked_for_ever(
+    proxy: FaultyS3, step: Callable[[float], None]
+) -> None:
+    blobs = impatient(proxy.endpoint)
+    blobs.check()
+    step(3600.0)
+    days = itertools.count(1)
+    proxy.plan = of("PUT", S3Fault(altered=dated(lambda: f"Sun, {next(days)} Nov 2026 12:00:00 GMT")))
+    before = len(proxy.requests)
+    with pytest.raises(FailedPrecondition, match="clocks"):
+        blobs.put("a", b"x")
+    assert len(proxy.requests) - before == 4
+    proxy.plan = of("PUT", S3Fault(), 0)
+    blobs.put("a", b"x")
+    assert whole(blobs, "a") == b"x"
+
+
+def dated(date: Callable[[], str]) -> Callable[[S3Answer], S3Answer]:
+    """Says that time instead of the server's; empty: says none."""
+
+    def altered(answer: S3Answer) -> S3Answer:
+        others = tuple((name, value) for name, value in answer.headers if name.lower() != "date")
+        told = date()
+        return replace(answer, headers=(*others, ("Date", told)) if told else others)
+
+    return altered
 
 
 # ---- large objects, TLS, documents

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import urllib3
-from minio import Minio
 from minio.datatypes import Object
 from minio.error import MinioException
 from minio.sse import Sse, SseKMS, SseS3
@@ -37,6 +36,7 @@ from services.kv_store.blobs.protocol import (
     check_whole,
     piece_buffer,
 )
+from services.kv_store.s3.client import SkewCorrectingClient
 from services.kv_store.s3.credentials import credentials_from
 from services.kv_store.s3.errors import answer_of, speaking_s3
 from services.kv_store.s3.reader import ObjectReader
@@ -67,7 +67,7 @@ class ObjectBlobs:
         self._retries = Retries(settings.retry_s, clock)
         self._bucket_is_there = False
         self._encryption = encryption_of(settings)
-        self._client = Minio(
+        self._client = SkewCorrectingClient(
             settings.endpoint,
             secure=settings.secure,
             region=settings.region,
@@ -107,7 +107,9 @@ class ObjectBlobs:
 
     def link(self, name: str) -> Link:
         with speaking_s3():
-            url = self._client.presigned_get_object(self._bucket, self._key(name), expires=_LINK_EXPIRES)
+            url = self._client.presigned_get_object(
+                self._bucket, self._key(name), expires=_LINK_EXPIRES, request_date=self._client.now()
+            )
         return Link(url, self._settings.ca_file)
 
     def put(self, name: str, data: bytes) -> None:
