@@ -21,7 +21,7 @@ from cluster.local.authentication import guarded
 from cluster.local.processes import end_orphans, end_session, has_ended
 from cluster.local.state import RunDirectory, StackState
 from cluster.paths import PROJECT_ROOT
-from shared import slow_readers
+from shared import slow_readers, steady_clock
 from shared.config import to_dict
 from shared.errors import Conflict, Unavailable
 from shared.private_files import open_private
@@ -169,7 +169,8 @@ def _environment(base: dict[str, str], config: QuiltConfig) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
     }
     public = listening.environment(config.grpc_host, config.grpc_port, config.tls_cert, config.tls_key)
-    return base | public | slow_readers.environment(config.limits.stall_s) | ours
+    ours |= slow_readers.environment(config.limits.stall_s) | steady_clock.environment()
+    return base | public | ours
 
 
 def _wait(

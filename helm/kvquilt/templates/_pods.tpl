@@ -303,6 +303,8 @@ emptyDir:
 - name: _KVQUILT_STALL_S
   value: {{ default 60 $limits.stall_s | quote }}
 - {name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, value: shared.slow_readers.guards}
+# Health checks go on when the clock is set: shared/steady_clock.py.
+- {name: RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH, value: shared.steady_clock.use_steady_clock}
 # Serve replaces a proxy that died after three looks at it.
 - {name: RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S, value: "2"}
 # Calls to a node that is cut off end after half a minute at the latest, and not only when Ray gives it up.
