@@ -105,7 +105,7 @@ def _settings_of(around: Surroundings) -> dict[str, Any]:
     if around.store is not None:
         kv_store["objects"] = {"endpoint": around.store.proxy.endpoint, "secure": False}
         kv_store["disk_capacity_bytes"] = _FEW_CHUNKS_BYTES
-        kv_store.setdefault("memory", {"capacity_bytes": 0})
+        kv_store["memory"] = kv_store.get("memory", {}) | {"capacity_bytes": _FEW_CHUNKS_BYTES}
         settings["generator"] = {"engine": {"resident_bytes": _FEW_CHUNKS_BYTES}}
     if around.index is not None:
         settings["retrieval"] = {"milvus_uri": around.index.uri}
