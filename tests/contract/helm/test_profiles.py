@@ -14,6 +14,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from cluster.compose import APPLICATIONS
 from cluster.local.launcher import PROXY_CHECK_S
+from shared import slow_readers, steady_clock
 from shared.limits import RequestLimits
 from tests.helm import KUBERNETES, PROFILES, Helm, only, profile, serve_config_of
 
@@ -140,6 +141,13 @@ def test_a_proxy_that_died_is_replaced_as_soon_as_on_one_machine(objects: list[d
     for template in ray_templates(objects).values():
         environment = {e["name"]: e.get("value") for e in template["spec"]["containers"][0]["env"]}
         assert environment["RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"] == PROXY_CHECK_S
+
+
+def test_processes_of_ray_serve_call_what_those_on_one_machine_call(objects: list[dict[str, Any]]) -> None:
+    calls = slow_readers.environment(60.0) | steady_clock.environment()
+    for template in ray_templates(objects).values():
+        environment = {e["name"]: e.get("value") for e in template["spec"]["containers"][0]["env"]}
+        assert calls.items() <= environment.items()
 
 
 def test_every_pod_notices_within_half_a_minute_that_another_one_is_cut_off(
