@@ -12,11 +12,15 @@ import torch
 from shared.engine.host_memory import host_tensors
 
 REPEATS = 5
+_SMALLEST, _LONGEST_S = 256, 1.0
+"""Of products of matrices: rows, and how long one may take. Torch computes those of bf16 at less than a
+hundredth of float32's rate where the CPU has no AVX-512."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """``flops``: bf16 matrix products per second; ``bytes_per_s``: reads from memory. Best of several."""
+    """``flops``: of matrix products per second, in bf16 or float32, whichever is faster here;
+    ``bytes_per_s``: reads from memory. Best of several."""
 
     flops: float
     bytes_per_s: float
@@ -28,9 +32,22 @@ class Rates:
 
 def measure_rates(device: str = "cpu") -> Rates:
     size, num_bytes = 2048 if device == "cpu" else 8192, 512 * 2**20
-    a, b = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
+    flops = max(_flops(size, dtype, device) for dtype in (torch.bfloat16, torch.float32))
     data = _ones(num_bytes // 4, device)
-    return Rates(2 * size**3 / best_s(lambda: torch.mm(a, b), device), num_bytes / best_s(data.sum, device))
+    return Rates(flops, num_bytes / best_s(data.sum, device))
+
+
+def _flops(largest: int, dtype: torch.dtype, device: str) -> float:
+    """Of products of square matrices, ``largest`` or as large as does not take long."""
+    size = _SMALLEST
+    while size < largest and 8 * best_s(_product(size, dtype, device), device) < _LONGEST_S:
+        size *= 2
+    return 2 * size**3 / best_s(_product(size, dtype, device), device)
+
+
+def _product(size: int, dtype: torch.dtype, device: str) -> Callable[[], object]:
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return lambda: torch.mm(a, b)
 
 
 def _ones(count: int, device: str) -> torch.Tensor:
