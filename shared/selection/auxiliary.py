@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from shared.engine.model.loader import load_model
-from shared.engine.model.packing import can_pack
+from shared.engine.model.packing import bfloat16_is_fast
 from shared.engine_config import EngineConfig
 from shared.errors import ConfigError, ModelUnsupported
 from shared.prompt import PromptTokenizer
@@ -64,4 +64,4 @@ def _scorer(path: str, config: EngineConfig, prefix_ids: Sequence[int]) -> Score
 
 def _fastest(device: str) -> str:
     on_cpu = torch.device(device).type == "cpu"
-    return "float32" if on_cpu and not can_pack(torch.device(device), torch.bfloat16) else "bfloat16"
+    return "float32" if on_cpu and not bfloat16_is_fast() else "bfloat16"

@@ -4,17 +4,19 @@ product.
 A product of few rows is bound by reading weights; as ``nn.Linear`` keeps them oneDNN reads them at half the
 speed. A gated MLP also gets its activation and its product with the gate within the matrix products, rounded
 to bfloat16 once instead of three times. Where the processor has what they need the products are row by row
-the same (``rowwise``), queries, keys and values are one, and a norm is one pass; else they are oneDNN's.
+the same (``rowwise``), queries, keys and values are one, and a norm is one pass; else they are oneDNN's, or,
+where that does not know bfloat16 either, float32's.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from shared.engine.host_memory import HostArena
 from shared.engine.model.int8 import Int8Gate, Int8Linear, Room
@@ -26,6 +28,8 @@ _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _JOINT = ("q_proj", "k_proj", "v_proj")
 _TOLERANCE = 0.02  # relative, RMS over RMS: a few roundings to bfloat16
 _TOLERANCE_INT8 = 0.1  # three weights that are rounded to 8 bits behind each other
+_FEW_ROWS = 7  # for which reading a weight as it is beats making it float32
+_BLOCK_BYTES = 16 << 20
 
 
 class PackedLinear(torch.nn.Module):
@@ -67,6 +71,36 @@ class PackedGate(torch.nn.Module):
         return self._gate(x), self._up(x)
 
 
+class Float32Linear(torch.nn.Module):
+    """An ``nn.Linear`` in bfloat16 whose product of many rows is computed in float32, one block of outputs
+    after the other. Its weight stays where it is. Inference only.
+
+    For processors without instructions for bfloat16, where torch's product is as slow per row for many rows
+    as for one.
+    """
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_RI = x.reshape(-1, x.shape[-1])
+        if len(x_RI) <= _FEW_ROWS:
+            return linear(x, self.weight, self.bias)
+        x_RI, bias_O = x_RI.float(), None if self.bias is None else self.bias.float()
+        out_RO = x.new_empty(len(x_RI), len(self.weight))
+        for outputs in _blocks(*self.weight.shape):
+            bias = None if bias_O is None else bias_O[outputs]
+            out_RO[:, outputs] = linear(x_RI, self.weight[outputs].float(), bias)
+        return out_RO.view(*x.shape[:-1], len(self.weight))
+
+
+def _blocks(num_out: int, num_in: int) -> Iterator[slice]:
+    """Of outputs whose weights, in float32, stay in a cache."""
+    at_once = max(1, _BLOCK_BYTES // (num_in * torch.float32.itemsize))
+    return (slice(first, first + at_once) for first in range(0, num_out, at_once))
+
+
 class Products(NamedTuple):
     """Replaces linear layers, and a gate with what goes through it (None: they stay two layers).
     ``rowwise``: norms are replaced as well, and several layers of the same rows by one. ``tolerance``: of
@@ -79,6 +113,7 @@ class Products(NamedTuple):
 
 
 ONE_DNN = Products(PackedLinear, PackedGate, rowwise=False)
+FLOAT32 = Products(Float32Linear, None, rowwise=False)
 ROWWISE = Products(RowwiseLinear, RowwiseGate, rowwise=True)
 
 
@@ -149,16 +184,23 @@ def packed_bytes(hf_model: Any) -> int:
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """There are products for this processor that know bfloat16."""
-    return device.type == "cpu" and dtype is torch.bfloat16 and (rowwise_works() or _one_dnn_works())
+    """There are products for this processor that take bfloat16 weights."""
+    return device.type == "cpu" and dtype is torch.bfloat16
+
+
+def bfloat16_is_fast() -> bool:
+    """On a CPU: it has products of its own for it."""
+    return best_products() is not FLOAT32
+
+
+def best_products() -> Products:
+    if rowwise_works():
+        return ROWWISE
+    return ONE_DNN if _one_dnn_works() else FLOAT32
 
 
 def _one_dnn_works() -> bool:
     return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def best_products() -> Products:
-    return ROWWISE if rowwise_works() else ONE_DNN
 
 
 def pack_linears(model: Any, products: Products, arena: HostArena) -> None:

@@ -9,7 +9,6 @@ import torch
 
 from shared.config import load
 from shared.engine import Engine, EngineConfig, wrap_model
-from shared.engine.model.packing import can_pack
 from shared.errors import ConfigError
 from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.modes import ReuseMode
@@ -57,9 +56,6 @@ def test_a_compiled_model_answers_as_the_oracle_does() -> None:
     check(Engine(wrap_model(tiny_model("qwen2")), EngineConfig(compile=True)), "qwen2")
 
 
-@pytest.mark.skipif(
-    not can_pack(torch.device("cpu"), torch.bfloat16), reason="weights are packed only where that is faster"
-)
 def test_packed_weights_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine.compile: .* packed .* leave it out"):
         Engine(wrap_model(as_dtype(tiny_model("qwen2"), torch.bfloat16)), EngineConfig(compile=True))

@@ -10,11 +10,16 @@ import torch
 
 from shared.engine import wrap_model
 from shared.engine.host_memory import HostArena
+from shared.engine.model import model as loaded_model
+from shared.engine.model import packing
 from shared.engine.model.packing import (
+    FLOAT32,
     ONE_DNN,
     ROWWISE,
     PackedGatedMlp,
     Products,
+    best_products,
+    bfloat16_is_fast,
     can_pack,
     pack_linears,
     packed_bytes,
@@ -23,18 +28,22 @@ from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, rowwise_work
 from tests.oracles import FAMILIES, as_dtype, tiny_model
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.skipif(
-    not can_pack(CPU, torch.bfloat16), reason="oneDNN has no bfloat16 on this processor"
-)
 ROUNDINGS = 1.5e-2
-PRODUCTS = [
-    pytest.param(ONE_DNN, id="onednn"),
-    pytest.param(
-        ROWWISE,
-        id="rowwise",
-        marks=pytest.mark.skipif(not rowwise_works(), reason="no kernels for this processor"),
-    ),
-]
+
+
+def _params(*able: tuple[str, Products, bool]) -> list[Any]:
+    mark = pytest.mark.skipif
+    return [
+        pytest.param(products, id=name, marks=mark(not works, reason="no kernels for this processor"))
+        for name, products, works in able
+    ]
+
+
+FUSED = _params(
+    ("onednn", ONE_DNN, packing._one_dnn_works()),
+    ("rowwise", ROWWISE, rowwise_works()),
+)
+PRODUCTS = [*FUSED, pytest.param(FLOAT32, id="float32")]
 
 
 def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -82,8 +91,24 @@ class OtherMlp(Mlp):
         return mixed
 
 
+@torch.inference_mode()
+def test_a_product_in_float32_goes_through_blocks_of_outputs_and_shares_the_weight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain, x = linear(32, 50, bias=True), torch.randn(3, 5, 32).bfloat16()
+    layer = FLOAT32.linear(plain)
+    whole = layer(x)
+    monkeypatch.setattr(packing, "_BLOCK_BYTES", 7 * 32 * 4)
+    assert [len(range(50)[part]) for part in packing._blocks(50, 32)] == [7] * 7 + [1]
+    assert whole.shape == (3, 5, 50)
+    assert difference(layer(x), whole) < 1e-3
+    assert layer.weight is plain.weight
+    monkeypatch.setattr(packing, "_BLOCK_BYTES", 1)  # smaller than one output's weights
+    assert difference(layer(x), whole) < 1e-3
+
+
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("products", PRODUCTS)
+@pytest.mark.parametrize("products", FUSED)
 @torch.inference_mode()
 def test_a_gated_mlp_is_packed_as_one(products: Products, bias: bool) -> None:
     model, x = torch.nn.Sequential(Mlp(bias)), torch.randn(1, 9, 32).bfloat16()
@@ -93,6 +118,7 @@ def test_a_gated_mlp_is_packed_as_one(products: Products, bias: bool) -> None:
     assert difference(model(x), before) < ROUNDINGS
 
 
+@pytest.mark.skipif(best_products() is FLOAT32, reason="its MLPs are three layers")
 @pytest.mark.parametrize("activation", ["gelu", "relu", "silu"])
 def test_gated_mlps_of_real_models_are_packed_as_one_if_their_activation_is_silu(activation: str) -> None:
     model = wrap_model(as_dtype(tiny_model("llama3", hidden_act=activation), torch.bfloat16)).hf_model.model
@@ -112,12 +138,17 @@ def test_an_mlp_that_computes_something_else_keeps_its_forward(products: Product
     assert difference(model(x), before) < ROUNDINGS
 
 
+@pytest.mark.parametrize("products", PRODUCTS)
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
-def test_a_loaded_model_is_packed_and_stays_itself(family: Any) -> None:
+def test_a_loaded_model_is_packed_and_stays_itself(
+    family: Any, products: Products, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded_model, "best_products", lambda: products)
     plain = as_dtype(tiny_model(family), torch.bfloat16)
     packed = wrap_model(copy.deepcopy(plain))
-    assert packed_bytes(packed.hf_model) > 0
+    assert (packed_bytes(packed.hf_model) > 0) == (products is not FLOAT32)
+    assert products is ROWWISE or not packed.rows_independent
     assert not [module for module in packed.hf_model.modules() if type(module) is torch.nn.Linear]
     ids = torch.arange(1, 30)[None]
     assert difference(packed.hf_model(ids).logits, plain(ids).logits) < 5e-2
@@ -130,6 +161,19 @@ def test_weights_of_all_layers_lie_together() -> None:
     weights = [one._weight for one in packed.modules() if isinstance(one, (RowwiseGate, RowwiseLinear))]
     assert len(weights) > len(packed.model.layers)
     assert len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
+
+
+@pytest.mark.parametrize(
+    ("rowwise", "one_dnn", "best"),
+    [(True, True, ROWWISE), (True, False, ROWWISE), (False, True, ONE_DNN), (False, False, FLOAT32)],
+)
+def test_the_fastest_products_that_work_here_are_taken(
+    rowwise: bool, one_dnn: bool, best: Products, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "rowwise_works", lambda: rowwise)
+    monkeypatch.setattr(packing, "_one_dnn_works", lambda: one_dnn)
+    assert best_products() is best
+    assert bfloat16_is_fast() == (best is not FLOAT32)
 
 
 def test_other_types_and_devices_are_left_alone() -> None:
