@@ -22,6 +22,7 @@ setup(
                 f"{ENGINE}/model/linear_kernels.h",
                 f"{ENGINE}/model/linear_singles.h",
                 f"{ENGINE}/model/linear_exact.h",
+                f"{ENGINE}/model/linear_rows_avx2.h",
                 f"{ENGINE}/model/linear_amx.h",
             ],
             extra_compile_args=["-O3", "-pthread"],

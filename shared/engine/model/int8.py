@@ -3,7 +3,8 @@ what bounds a product of few rows.
 
 Rows are not quantised: each weight becomes a float again as it is read (C kernels, ``linear_kernels.c``),
 sums are float32, and the scale comes behind the sum. For many rows, where arithmetic is the bound, a block of
-weights after the other becomes numbers of the rows' type for torch's own product. Both equal, within
+weights after the other becomes numbers (of the rows' type, or float32, whichever is faster) for torch's own
+product. Both equal, within
 rounding, ``torch.nn.Linear`` over the dequantised weights (``round_weights``), the slow twin. Embeddings,
 norms and biases stay what they are. Shapes: O outputs, I inputs, R rows.
 """
@@ -83,14 +84,19 @@ class _Int8Product(torch.nn.Module):
         super().__init__()
         level = best_level() if level is None else level
         self._room, self._num_in = room, weight_OI.shape[1]
-        self._pairs = level > 1 and weight_OI.dtype is torch.bfloat16
+        of_bfloat16 = weight_OI.dtype is torch.bfloat16
+        self._rows_dtype = torch.bfloat16 if of_bfloat16 else torch.float32
         self._kernels = LinearKernels(
-            ProductKind.PAIRS_INT8 if self._pairs else ProductKind.SINGLES_INT8, level
+            ProductKind.PAIRS_INT8 if of_bfloat16 else ProductKind.SINGLES_INT8, level
         )
-        self.most_rows = MOST_ROWS_IN_TILES if self._pairs and level > 2 else MOST_ROWS
+        in_pairs = of_bfloat16 and level > 1
+        # Without AVX-512 there is no product of many rows in bfloat16 that is fast.
+        self._numbers_dtype = torch.bfloat16 if in_pairs else torch.float32
+        self._numbers = LinearKernels(ProductKind.PAIRS_INT8 if in_pairs else ProductKind.SINGLES_INT8, level)
+        self.most_rows = MOST_ROWS_IN_TILES if in_pairs and level > 2 else MOST_ROWS
         int8_OI, scale_O = quantised(weight_OI)
         self._more_in, more_out = -self._num_in % 4, -len(scale_O) % UNIT
-        self._weight = _packed(pad(int8_OI, (0, self._more_in, 0, more_out)), self._pairs)
+        self._weight = _packed(pad(int8_OI, (0, self._more_in, 0, more_out)), in_pairs)
         self._scale = pad(scale_O, (0, more_out))
         self._bias = pad(bias_O, (0, more_out))
 
@@ -113,7 +119,7 @@ class _Int8Product(torch.nn.Module):
 
     def _rows(self, x: Tensor) -> Tensor:
         """``x`` as the kernels take rows."""
-        return x.reshape(-1, self._num_in).to(torch.bfloat16 if self._pairs else torch.float32)
+        return x.reshape(-1, self._num_in).to(self._rows_dtype)
 
     def _few(self, x_RI: Tensor, num_out: int, gated: bool = False) -> Tensor:
         x_RI = pad(x_RI, (0, self._more_in)) if self._more_in else x_RI
@@ -121,15 +127,17 @@ class _Int8Product(torch.nn.Module):
 
     def _many(self, x_RI: Tensor, num_out: int) -> Tensor:
         """A block of outputs after the other."""
+        x_RI = x_RI.to(self._numbers_dtype)
         num_in, num_units = self._num_in + self._more_in, len(self._scale) // UNIT
         at_once = max(1, _BLOCK_BYTES // (num_in * UNIT * x_RI.dtype.itemsize))
         blocks: list[Tensor] = []
         for first in range(0, num_units, at_once):
             units = min(at_once, num_units - first)
             weight_IO = self._room.of(num_in, units * UNIT, x_RI.dtype)
-            self._kernels.numbers(self._weight, self._scale, first, weight_IO)
+            self._numbers.numbers(self._weight, self._scale, first, weight_IO)
             bias_O = self._bias[first * UNIT : (first + units) * UNIT].to(x_RI.dtype)
-            blocks.append(torch.addmm(bias_O, x_RI, weight_IO[: self._num_in]))
+            out_RO = torch.addmm(bias_O, x_RI, weight_IO[: self._num_in])
+            blocks.append(out_RO.to(self._rows_dtype))
         whole = blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
         return whole if whole.shape[1] == num_out else whole[:, :num_out].contiguous()
 
@@ -155,7 +163,7 @@ class Int8Linear(_Int8Product):
 
 
 class Int8Gate(_Int8Product):
-    """silu(gate(x)) · up(x), as ``RowwiseGate``. Needs rows of bfloat16 and level 2."""
+    """silu(gate(x)) · up(x), as ``RowwiseGate``. Needs rows of bfloat16."""
 
     def __init__(
         self, gate: torch.nn.Linear, up: torch.nn.Linear, *, room: Room, level: int | None = None
@@ -183,7 +191,7 @@ class Int8Gate(_Int8Product):
 
 
 def _packed(int8_OI: Tensor, pairs: bool) -> Tensor:
-    """As the kernels read them; whole units, inputs in fours."""
+    """As the kernels read them; whole units, inputs in fours. ``pairs``: for rows of bfloat16 and AVX-512."""
     num_units, num_in = len(int8_OI) // UNIT, int8_OI.shape[1]
     if not pairs:
         return int8_OI.view(num_units, UNIT, num_in).transpose(1, 2).contiguous()

@@ -3,7 +3,7 @@
  *
  * Weights lie in units of 32 outputs, so that a unit is one stream (packing.py and int8.py pack, and pad with 0):
  *   bfloat16                       [units, inputs / 2, 32, 2]
- *   int8, float32 rows             [units, inputs, 32]
+ *   int8, float32 rows, or AVX2    [units, inputs, 32]
  *   int8, bfloat16 rows            [units, inputs / 4, 2 × 16 outputs, 4, 2, 4, 2]: output 4a + c, input 2b + d of the four at [a, b, c, d],
  *                                  so that what comes out of unpacking bytes is two neighbouring inputs of 16 outputs.
  * Gated: a unit has 16 outputs of the gate and behind them the same 16 of what goes through it; the product is silu(gate) · other.
@@ -57,7 +57,7 @@ typedef struct {
     uint16_t *out;
     int64_t num_rows, stride, width; /* of a row, and of a part */
     float eps;
-    int32_t num_parts, num_threads;
+    int32_t num_parts, num_threads, level;
 } Norm;
 
 typedef struct {
@@ -72,6 +72,14 @@ typedef struct {
 #include <immintrin.h>
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLLED _Pragma("GCC unroll 12")
+
+INLINE void prefetch(const char *weights, int bytes) {
+    UNROLLED
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(weights + i, 0, 3);
+}
+
+/* From the end of a unit, one of so many side by side, to the one in its place that the thread takes next. */
+INLINE int64_t to_next_unit(const Product *p, int units, int64_t unit_bytes) { return (p->num_threads * units - 1) * unit_bytes; }
 
 /* Calls a tile's code with numbers of rows and units that the compiler knows, as many as the table of kernels says. */
 #define ONE(call, rows) case rows: call(p, row, rows, unit, 1); break;
@@ -94,6 +102,7 @@ typedef struct {
 #undef NAME
 #undef LANES
 #undef TILES
+#include "linear_rows_avx2.h"
 #pragma GCC pop_options
 
 #pragma GCC push_options
@@ -108,14 +117,6 @@ INLINE void store_rounded(uint16_t *to, __m512 y, int64_t left) {
     const __mmask16 mask = left < 16 ? (__mmask16)((1 << left) - 1) : (__mmask16)0xffff;
     _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(y));
 }
-
-INLINE void prefetch(const char *weights, int bytes) {
-    UNROLLED
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(weights + i, 0, 3);
-}
-
-/* From the end of a unit, one of so many side by side, to the one in its place that the thread takes next. */
-INLINE int64_t to_next_unit(const Product *p, int units, int64_t unit_bytes) { return (p->num_threads * units - 1) * unit_bytes; }
 
 #include "linear_exact.h"
 
@@ -225,12 +226,12 @@ static int may_use_matrix_units(void) { return 0; }
 
 static const Kernels KERNELS[NUM_LEVELS][NUM_KINDS] = {
     {{0}},
-    {{tiles_avx2, expand_avx2, 3, 1}},
+    {{tiles_avx2, expand_avx2, 3, 1}, {bytes_tiles_avx2, 0, MOST_ROWS_AVX2, 0}, {exact_tiles_avx2, 0, MOST_ROWS_AVX2, 0}},
     {{tiles_avx512, expand_avx512, 8, 4}, {pair_tiles, expand_pairs, 8, 4}, {exact_tiles, 0, 12, 0}},
     {{tiles_avx512, expand_avx512, 8, 4}, MATRIX_BYTES_TILES, MATRIX_TILES},
 };
 
-/* 3: AMX for rows of bfloat16 as well, 2: AVX-512 with bfloat16 and byte permutations, 1: AVX2 (float32 rows alone), 0: neither. */
+/* 3: AMX for rows of bfloat16 as well, 2: AVX-512 with bfloat16 and byte permutations, 1: AVX2, 0: neither. */
 int kvquilt_linear_level(void) {
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bw")
@@ -241,6 +242,7 @@ int kvquilt_linear_level(void) {
 #else
 static const Kernels KERNELS[NUM_LEVELS][NUM_KINDS];
 static void norm_part(const Norm *n, int64_t part) {}
+static void norm_part_avx2(const Norm *n, int64_t part) {}
 int kvquilt_linear_level(void) { return 0; }
 #endif
 
@@ -299,10 +301,10 @@ void kvquilt_linear_weights(int level, int kind, const Weights *w) {
 #define ROWS_AT_ONCE 16 /* Fewer are done before others have begun. */
 
 static void norm_some(void *context, int64_t first, int64_t end, int thread) {
-    for (int64_t part = first; part < end; part++) norm_part(context, part);
+    void (*const norm)(const Norm *, int64_t) = ((const Norm *)context)->level > 1 ? norm_part : norm_part_avx2;
+    for (int64_t part = first; part < end; part++) norm(context, part);
 }
 
-/* Of level 2 or above. */
 void kvquilt_linear_norm(const Norm *n) {
     kvquilt_share(n->num_threads, n->num_rows * n->num_parts, ROWS_AT_ONCE, norm_some, (void *)n);
 }
@@ -320,7 +322,7 @@ static void run_stage(int level, const Stage *s, void *const *rows, const uint8_
     } else {
         const int64_t begin = first * s->num_out + s->first_part * s->num_in;
         const Norm norm = {(const uint16_t *)rows[s->x] + begin, s->weight, (uint16_t *)rows[s->out] + begin, end - first,
-                           s->num_out, s->num_in, s->eps, s->num_parts, num_threads};
+                           s->num_out, s->num_in, s->eps, s->num_parts, num_threads, level};
         kvquilt_linear_norm(&norm);
     }
 }
@@ -338,7 +340,7 @@ void kvquilt_linear_stages(int level, const Stage *stages, int num_stages, void 
 }
 
 /* Of this library's structures, and how many levels it knows: a caller that was compiled from other sources has others. */
-int64_t kvquilt_linear_bytes(void) {
+int64_t kvquilt_linear_sizes(void) {
     const int64_t of_calls = 1000000 * sizeof(Product) + 10000 * sizeof(Weights) + 100 * sizeof(Norm) + sizeof(Stage);
     return 10000000000 * sizeof(Layer) + 100000000 * NUM_LEVELS + of_calls;
 }

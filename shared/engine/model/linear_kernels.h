@@ -16,7 +16,7 @@ typedef struct {
     uint64_t adapters; /* that add something: bit n for number n */
 } Stage;
 
-/* Of level 2 or above, and of at least one row. Every stage but the first begins when all rows of the one in front of it are done.
+/* Of level 1 or above, and of at least one row. Every stage but the first begins when all rows of the one in front of it are done.
  * ``adapter_of``: of each row, the number of its adapter, or 0; may be none if no stage has to do with adapters. */
 void kvquilt_linear_stages(int level, const Stage *stages, int num_stages, void *const *rows, int64_t num_rows, int num_threads,
                            const uint8_t *adapter_of);

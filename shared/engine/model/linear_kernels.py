@@ -23,7 +23,7 @@ LEVELS = {1: "AVX2", 2: "AVX-512 with bfloat16 and byte permutations", 3: "AMX w
 
 
 class ProductKind(enum.IntEnum):
-    """Of rows and weights, as in linear_kernels.c. Pairs of bfloat16 need level 2."""
+    """Of rows and weights, as in linear_kernels.c."""
 
     SINGLES_INT8 = 0
     PAIRS_INT8 = 1
@@ -78,6 +78,7 @@ class _Norm(ctypes.Structure):
         ("eps", c_float),
         ("num_parts", c_int32),
         ("num_threads", c_int32),
+        ("level", c_int32),
     )
 
 
@@ -140,7 +141,7 @@ def library() -> ctypes.CDLL | None:
 
 def fits(loaded: ctypes.CDLL) -> bool:
     """Its structures and levels are those above."""
-    sizes = getattr(loaded, "kvquilt_linear_bytes", None)
+    sizes = getattr(loaded, "kvquilt_linear_sizes", None)
     if sizes is None:
         return False
     sizes.restype = c_int64
@@ -156,7 +157,7 @@ def best_level() -> int:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """weight · x / RMS(x) over the last dimension, in bfloat16. Needs level 2."""
+    """weight · x / RMS(x) over the last dimension, in bfloat16."""
     loaded, x = library(), x.contiguous()
     assert loaded is not None
     out, width = torch.empty_like(x), x.shape[-1]
@@ -170,14 +171,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         eps,
         1,
         torch.get_num_threads(),
+        best_level(),
     )
     loaded.kvquilt_linear_norm(norm)
     return out
 
 
 class Stages:
-    """Norms and products of the same rows, each of what others before it wrote, in one native call. Needs
-    level 2."""
+    """Norms and products of the same rows, each of what others before it wrote, in one native call."""
 
     def __init__(self, *stages: NativeStage) -> None:
         loaded = library()

@@ -21,6 +21,7 @@ from torch.nn.functional import linear
 from shared.engine.host_memory import HostArena
 from shared.engine.model.int8 import Int8Gate, Int8Linear, Room
 from shared.engine.model.joint import JointProduct
+from shared.engine.model.linear_kernels import best_level
 from shared.engine.model.rounding import relative_error
 from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, RowwiseNorm, rowwise_works
 
@@ -75,8 +76,7 @@ class Float32Linear(torch.nn.Module):
     """An ``nn.Linear`` in bfloat16 whose product of many rows is computed in float32, one block of outputs
     after the other. Its weight stays where it is. Inference only.
 
-    For processors without instructions for bfloat16, where torch's product is as slow per row for many rows
-    as for one.
+    Where neither the kernels nor oneDNN serve torch's product is as slow per row for many rows as for one.
     """
 
     def __init__(self, linear: torch.nn.Linear) -> None:
@@ -194,7 +194,8 @@ def bfloat16_is_fast() -> bool:
 
 
 def best_products() -> Products:
-    if rowwise_works():
+    """Those of AVX2 only where oneDNN, which may use AVX-512 without bfloat16, does not know bfloat16."""
+    if rowwise_works() and (best_level() > 1 or not _one_dnn_works()):
         return ROWWISE
     return ONE_DNN if _one_dnn_works() else FLOAT32
 

@@ -1,6 +1,6 @@
 """Linear layers and norms in bfloat16 whose results are row by row the same, whatever rows stand beside (C
-kernels, ``linear_kernels.c``), for processors with AVX-512 for bfloat16, by their matrix units (AMX) where
-they have them.
+kernels, ``linear_kernels.c``), for processors with AVX2 or AVX-512 for bfloat16, by their matrix units (AMX)
+where they have them.
 
 About as fast as oneDNN's for many rows and faster for few, where the bytes of the weights are the bound. Sums
 are float32, in the order of the inputs, and rounded once: within rounding ``torch.nn.Linear``, the slow twin.
@@ -159,8 +159,8 @@ def parted(both_RO: Tensor, num_out: int) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def rowwise_works() -> bool:
-    """The kernels are there, they are the fastest for this processor, and compute what they should."""
-    if best_level() < 2:
+    """The kernels are there for this processor, and compute what they should."""
+    if not best_level():
         return False
     with torch.inference_mode():
         differences = _differences(_drawn(70, 45), _drawn(70, 45))

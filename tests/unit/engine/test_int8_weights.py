@@ -166,12 +166,8 @@ class TestKernels:
         assert product(x_RI).isnan().all(1).tolist() == [False, False, True, False, False]
 
 
-PAIRS = [level for level in TESTED if level > 1]
-
-
-@pytest.mark.skipif(not PAIRS, reason="no kernels of bfloat16 rows on this processor")
 class TestGates:
-    @pytest.mark.parametrize("level", PAIRS, ids=lambda level: LEVELS[level])
+    @pytest.mark.parametrize("level", TESTED, ids=lambda level: LEVELS[level])
     @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(
         num_rows=st.one_of(st.integers(1, 20), st.integers(1, 600)),

@@ -22,7 +22,7 @@ from shared.engine.backends import native
 from shared.engine.backends.native import NativeAttention, NativeBackend
 from shared.engine.backends.tables import FIXED
 from shared.engine.kv.branch import Branch, Placement
-from shared.engine.model import linear_kernels
+from shared.engine.model import int8, linear_kernels
 from shared.engine.model.adapting import (
     MOST_ADAPTERS,
     NOTHING_ADAPTED,
@@ -34,17 +34,18 @@ from shared.engine.model.adapting import (
 from shared.engine.model.int8 import Int8Gate, Int8Linear, Room
 from shared.engine.model.linear_kernels import Layers, Stages
 from shared.engine.model.model import LoadedModel
+from shared.engine.model.packing import ROWWISE, best_products
 from shared.engine.model.rounding import TOLERANCE, relative_error
-from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, RowwiseNorm, rowwise_works
+from shared.engine.model.rowwise import RowwiseGate, RowwiseLinear, RowwiseNorm
 from shared.engine.model.self_check import rows_are_independent
 from shared.engine_config import Weights
 from shared.measuring.shapes import random_adapter
-from tests.emulated_tiles import AVX512, TESTED
+from tests.emulated_tiles import TESTED
 from tests.oracles import as_dtype, tiny_model
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(not rowwise_works(), reason="no kernels for this processor"),
+    pytest.mark.skipif(best_products() is not ROWWISE, reason="no kernels for this processor"),
 ]
 ANY = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 NO_ADAPTER = AdaptedGroup(AdapterWeights({}, torch.device("cpu")), torch.empty(0, dtype=torch.long), 0)
@@ -201,7 +202,8 @@ def test_rows_apart_in_memory_and_no_rows(weights: Weights) -> None:
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Of kernels, for everything in a test."""
     number: int = request.param
-    monkeypatch.setattr(linear_kernels, "best_level", lambda: number)
+    for of in (linear_kernels, int8):
+        monkeypatch.setattr(of, "best_level", lambda: number)
     return number
 
 
@@ -227,7 +229,7 @@ def passed(
     return model.run_layer(model.spec.num_layers - 1, hidden_RE, plan)
 
 
-@pytest.mark.parametrize("level", [number for number in TESTED if number >= AVX512], indirect=True)
+@pytest.mark.parametrize("level", TESTED, indirect=True)
 @pytest.mark.parametrize("family", ["llama3", "qwen2", "qwen3"])
 @pytest.mark.parametrize("weights", ["exact", "int8"])
 class TestAdaptersInNativeLayers:
@@ -310,7 +312,7 @@ class Step:
         return hidden_RE
 
 
-@pytest.mark.parametrize("level", [number for number in TESTED if number >= AVX512], indirect=True)
+@pytest.mark.parametrize("level", TESTED, indirect=True)
 @pytest.mark.parametrize("family", ["llama3", "qwen2", "qwen3", "mistral"])
 @pytest.mark.parametrize("weights", ["exact", "int8"])
 @torch.inference_mode()

@@ -155,7 +155,7 @@ def test_a_loaded_model_is_packed_and_stays_itself(
     assert wrap_model(as_dtype(tiny_model(family), torch.bfloat16)).fingerprint == packed.fingerprint
 
 
-@pytest.mark.skipif(not rowwise_works(), reason="oneDNN keeps its weights itself")
+@pytest.mark.skipif(best_products() is not ROWWISE, reason="others keep their weights themselves")
 def test_weights_of_all_layers_lie_together() -> None:
     packed = wrap_model(as_dtype(tiny_model("llama3"), torch.bfloat16)).hf_model
     weights = [one._weight for one in packed.modules() if isinstance(one, (RowwiseGate, RowwiseLinear))]
@@ -164,13 +164,21 @@ def test_weights_of_all_layers_lie_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rowwise", "one_dnn", "best"),
-    [(True, True, ROWWISE), (True, False, ROWWISE), (False, True, ONE_DNN), (False, False, FLOAT32)],
+    ("level", "one_dnn", "best"),
+    [
+        (3, True, ROWWISE),
+        (2, False, ROWWISE),
+        (1, True, ONE_DNN),
+        (1, False, ROWWISE),
+        (0, True, ONE_DNN),
+        (0, False, FLOAT32),
+    ],
 )
 def test_the_fastest_products_that_work_here_are_taken(
-    rowwise: bool, one_dnn: bool, best: Products, monkeypatch: pytest.MonkeyPatch
+    level: int, one_dnn: bool, best: Products, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "rowwise_works", lambda: rowwise)
+    monkeypatch.setattr(packing, "best_level", lambda: level)
+    monkeypatch.setattr(packing, "rowwise_works", lambda: level > 0)
     monkeypatch.setattr(packing, "_one_dnn_works", lambda: one_dnn)
     assert best_products() is best
     assert bfloat16_is_fast() == (best is not FLOAT32)
