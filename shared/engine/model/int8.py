@@ -4,9 +4,8 @@ what bounds a product of few rows.
 Rows are not quantised: each weight becomes a float again as it is read (C kernels, ``linear_kernels.c``),
 sums are float32, and the scale comes behind the sum. For many rows, where arithmetic is the bound, a block of
 weights after the other becomes numbers (of the rows' type, or float32, whichever is faster) for torch's own
-product. Both equal, within
-rounding, ``torch.nn.Linear`` over the dequantised weights (``round_weights``), the slow twin. Embeddings,
-norms and biases stay what they are. Shapes: O outputs, I inputs, R rows.
+product. Both equal, within rounding, ``torch.nn.Linear`` over the dequantised weights (``round_weights``),
+the slow twin. Embeddings, norms and biases stay what they are. Shapes: O outputs, I inputs, R rows.
 """
 
 from __future__ import annotations
