@@ -30,6 +30,8 @@ from shared.request import RequestContext
 
 Answers = Mapping[ReuseMode, WholeAnswer]
 
+INGEST_DEADLINE_MS = 600_000  # pages of documentation for a real model, on a slow machine
+
 
 def demo_config(data_dir: Path, **more: Any) -> QuiltConfig:
     """The demo model, unless ``more`` says otherwise; a data directory and ports of its own, so that it
@@ -63,7 +65,11 @@ async def ingest_sources(
     """
     async with ingest_client(target) as client:
         summary = await ingest_files(
-            console, lambda batch: client.upsert(RequestContext.create(), collection, batch), sources
+            console,
+            lambda batch: client.upsert(
+                RequestContext.create(deadline_ms=INGEST_DEADLINE_MS), collection, batch
+            ),
+            sources,
         )
     summary.print(console)
     if summary.failed:
