@@ -110,10 +110,11 @@ INLINE Floats NAME(get_all)(const void *x, int64_t i, const int dtype) {
     if (dtype == FLOAT32) return NAME(load)((const float *)x + i);
     NAME(Shorts) bits;
     memcpy(&bits, (const uint16_t *)x + i, sizeof bits);
-    if (dtype == BFLOAT16) return (Floats)(__builtin_convertvector(bits, Ints) << 16);
 #if LANES == 16
+    if (dtype == BFLOAT16) return (Floats)(__builtin_convertvector(bits, Ints) << 16);
     return (Floats)_mm512_cvtph_ps((__m256i)bits);
 #else
+    if (dtype == BFLOAT16) return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)bits), 16);
     return (Floats)_mm256_cvtph_ps((__m128i)bits);
 #endif
 }
@@ -324,11 +325,49 @@ INLINE int NAME(depth)(int num_keys) {
 INLINE void NAME(sixteen)(const int32_t *keys, int first, int num_keys, int32_t *to) {
     _mm512_storeu_si512(to, _mm512_min_epi32(_mm512_loadu_si512(keys + first), _mm512_set1_epi32(keys[num_keys - 1])));
 }
+#else
+/* Eight numbers from ``d`` on of eight rows, transposed. */
+INLINE void NAME(transpose)(const void *from, const int64_t *rows, int d, float *to, const int dtype) {
+    __m256 r[8], t[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) r[i] = (__m256)NAME(get_all)(from, rows[i] + d, dtype);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i += 4)
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; j++) {
+            r[i + 2 * j] = _mm256_shuffle_ps(t[i + j], t[i + j + 2], 0x44);
+            r[i + 2 * j + 1] = _mm256_shuffle_ps(t[i + j], t[i + j + 2], 0xee);
+        }
+#pragma GCC unroll 8
+    for (int i = 0; i < 4; i++) {
+        NAME(store)(to + i * BLOCK_KEYS, (Floats)_mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+        NAME(store)(to + (i + 4) * BLOCK_KEYS, (Floats)_mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+    }
+}
 #endif
+
+/* Keys and values that come next, for kernels that have no room between products to prefetch them: some lines of a cache, from time to
+ * time, since a processor waits for a few at once only. */
+typedef struct {
+    const char *keys, *values;
+    int line, lines, at_once; /* of keys, and as many of values behind them */
+} NAME(Ahead);
+
+INLINE void NAME(look_ahead)(NAME(Ahead) *ahead) {
+    if (PAIRS) return;
+    for (const int end = ahead->line + ahead->at_once; ahead->line < end && ahead->line < 2 * ahead->lines; ahead->line++)
+        __builtin_prefetch(ahead->line < ahead->lines ? ahead->keys + 64 * ahead->line : ahead->values + 64 * (ahead->line - ahead->lines));
+}
 
 /* Some keys [num_keys, dim] become [dim, BLOCK_KEYS]; what is beyond the last one is hidden from every row. ``dim`` in numbers of 32
  * bits. */
-INLINE void NAME(pack_keys)(const void *k, const int32_t *keys, int num_keys, int head_dim, float *to, const int dtype) {
+INLINE void NAME(pack_keys)(const void *k, const int32_t *keys, int num_keys, int head_dim, float *to, NAME(Ahead) *ahead,
+                            const int dtype) {
 #if PAIRS
     if (dtype == BFLOAT16 && head_dim % 32 == 0) {
         for (int key = 0; key < num_keys; key += 16) {
@@ -336,6 +375,16 @@ INLINE void NAME(pack_keys)(const void *k, const int32_t *keys, int num_keys, in
             NAME(sixteen)(keys, key, num_keys, rows);
             for (int d = 0; d < head_dim; d += 32)
                 NAME(transpose)((const char *)k + d * 2, rows, head_dim * 2, to + d / 2 * BLOCK_KEYS + key, BLOCK_KEYS);
+        }
+        return;
+    }
+#else
+    if (head_dim % LANES == 0) {
+        for (int key = 0; key < num_keys; key += LANES) {
+            int64_t rows[LANES];
+            for (int i = 0; i < LANES; i++) rows[i] = (int64_t)keys[key + i < num_keys ? key + i : num_keys - 1] * head_dim;
+            for (int d = 0; d < head_dim; d += LANES) NAME(transpose)(k, rows, d, to + d * BLOCK_KEYS + key, dtype);
+            NAME(look_ahead)(ahead);
         }
         return;
     }
@@ -352,11 +401,17 @@ INLINE void NAME(pack_keys)(const void *k, const int32_t *keys, int num_keys, in
 
 /* Their values become [BLOCK_KEYS, wide], or pairs of them [BLOCK_KEYS / 2, wide], up to a whole step of the depth; zero beyond dim.
  * Beyond the last key, whose weights are 0, is what is finite. */
-INLINE void NAME(pack_values)(const void *v, const int32_t *keys, int num_keys, int head_dim, int wide, float *to, const int dtype) {
+INLINE void NAME(pack_values)(const void *v, const int32_t *keys, int num_keys, int head_dim, int wide, float *to, NAME(Ahead) *ahead,
+                              const int dtype) {
     if (!USES_PAIRS(dtype)) {
-        memset(to, 0, sizeof(float) * BLOCK_KEYS * wide);
-        for (int key = 0; key < num_keys; key++)
-            for (int d = 0; d < head_dim; d++) to[(int64_t)key * wide + d] = NAME(get)(v, (int64_t)keys[key] * head_dim + d, dtype);
+        for (int key = 0; key < num_keys; key++, to += wide) {
+            const int64_t row = (int64_t)keys[key] * head_dim;
+            int d = 0;
+            if (key % LANES == 0) NAME(look_ahead)(ahead);
+            for (; d + LANES <= head_dim; d += LANES) NAME(store)(to + d, NAME(get_all)(v, row + d, dtype));
+            for (; d < wide; d++) to[d] = d < head_dim ? NAME(get)(v, row + d, dtype) : 0;
+        }
+        memset(to, 0, sizeof(float) * (BLOCK_KEYS - num_keys) * wide);
         return;
     }
     const uint16_t *from = v;
@@ -553,24 +608,27 @@ INLINE void NAME(attend_as)(const Step *s, int layer, Rows q, float scale, int i
     if (words) words += (int64_t)layer * num_words;
     /* Of the next block: a part for every stack of rows, if there are as many, since memory does not send all while one multiplies. */
     const int part = TILES || rows < COLUMNS * STACK ? COLUMNS : 1;
+    const int lines = BLOCK_KEYS * dim * item_bytes / 64, turns = 2 * (BLOCK_KEYS / LANES) + num_flat;
     int32_t keys[BLOCK_KEYS];
     int num_keys;
     for (int next = NAME(next_block)(words, num_words, begin, end, keys, &num_keys); num_keys;
          next = NAME(next_block)(words, num_words, next, end, keys, &num_keys)) {
-        NAME(pack_keys)(k, keys, num_keys, dim, room.keys, dtype);
-        NAME(pack_values)(v, keys, num_keys, dim, wide, room.values, dtype);
         const int goes_on = next < end;
         const float *next_keys = goes_on ? NAME(at)(k, (int64_t)next * dim, dtype) : (const float *)then_keys;
         const float *next_values = goes_on ? NAME(at)(v, (int64_t)next * dim, dtype) : (const float *)then_values;
+        NAME(Ahead) ahead = {(const char *)next_keys, (const char *)next_values, 0, lines, (2 * lines + turns - 1) / turns};
+        NAME(pack_keys)(k, keys, num_keys, dim, room.keys, &ahead, dtype);
+        NAME(pack_values)(v, keys, num_keys, dim, wide, room.values, &ahead, dtype);
         for (int top = 0; top < rows; top += STACK) {
             const int counted = num_flat - top < STACK ? num_flat - top : STACK;
-            const int from = top / STACK * part * LANES, asked = from < COLUMNS * LANES ? part : 0;
+            const int from = top / STACK * part * LANES, asked = PAIRS && from < COLUMNS * LANES ? part : 0;
             NAME(products)(room.q + (int64_t)top * depth, depth, room.keys, BLOCK_KEYS, next_keys + from, asked, depth, room.scores,
                            BLOCK_KEYS, 0, counted, (num_keys + LANES - 1) / LANES, pairs);
             for (int r = 0; r < counted; r++) {
                 const int i = top + r;
                 const uint64_t hidden = NAME(hidden_keys)(s, layer, room.look[i], room.seen[i], keys, !words);
                 NAME(weigh)(&room, i, room.scores + r * BLOCK_KEYS, hidden, room.weights + r * (pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS), pairs);
+                NAME(look_ahead)(&ahead);
             }
             NAME(products)(room.weights, pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS, room.values, wide, next_values + from, asked,
                            NAME(depth)(num_keys) / (pairs ? 2 : 1), room.out + (int64_t)top * wide, wide, 1, counted, wide / LANES, pairs);

@@ -68,6 +68,9 @@ typedef struct {
     void (*end)(void);
 } Kernels;
 
+static inline int64_t over(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define INLINE static inline __attribute__((always_inline))
@@ -226,7 +229,7 @@ static int may_use_matrix_units(void) { return 0; }
 
 static const Kernels KERNELS[NUM_LEVELS][NUM_KINDS] = {
     {{0}},
-    {{tiles_avx2, expand_avx2, 3, 1}, {bytes_tiles_avx2, 0, MOST_ROWS_AVX2, 0}, {exact_tiles_avx2, 0, MOST_ROWS_AVX2, 0}},
+    {{tiles_avx2, expand_avx2, 3, 1}, {bytes_tiles_avx2, 0, BLOCK_ROWS, 0}, {exact_tiles_avx2, 0, BLOCK_ROWS, 0}},
     {{tiles_avx512, expand_avx512, 8, 4}, {pair_tiles, expand_pairs, 8, 4}, {exact_tiles, 0, 12, 0}},
     {{tiles_avx512, expand_avx512, 8, 4}, MATRIX_BYTES_TILES, MATRIX_TILES},
 };
@@ -245,9 +248,6 @@ static void norm_part(const Norm *n, int64_t part) {}
 static void norm_part_avx2(const Norm *n, int64_t part) {}
 int kvquilt_linear_level(void) { return 0; }
 #endif
-
-static inline int64_t over(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* A product, and how it is shared: blocks of rows, which meet a unit, or two side by side, while it is in a core's cache. */
 typedef struct {

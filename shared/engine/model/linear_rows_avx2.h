@@ -64,49 +64,66 @@ INLINE void store_unit(const Product *p, int64_t row, int64_t unit, float y[UNIT
         store_numbers(p, row * p->num_out + at, y, UNIT);
 }
 
-/* The first or the second of pairs of bfloat16. */
-INLINE Eight one_of(__m256i pairs, int second) {
-    return (Eight)(second ? _mm256_and_si256(pairs, _mm256_set1_epi32((int32_t)0xffff0000)) : _mm256_slli_epi32(pairs, 16));
+static const int32_t SECOND[8] = {~0xffff, ~0xffff, ~0xffff, ~0xffff, ~0xffff, ~0xffff, ~0xffff, ~0xffff};
+
+/* The first or the second of eight pairs of bfloat16. */
+INLINE Eight one_of(const char *from, int second) {
+    __m256i pairs = _mm256_loadu_si256((const __m256i *)from);
+    if (!second) return (Eight)_mm256_slli_epi32(pairs, 16);
+    __asm__("vpand %1, %0, %0" : "+x"(pairs) : "m"(SECOND)); /* in memory: sums need all registers */
+    return (Eight)pairs;
 }
 
-#define MOST_ROWS_AVX2 4
+#define MOST_ROWS_AVX2 6
+#define BLOCK_INPUTS 128 /* Their weights, and the next ones, stay in a core's first cache while all rows meet them. */
+#define INPUTS_AT_ONCE 16 /* between prefetches */
 
-/* There are 16 registers: a few rows meet a whole unit at once, more rows half of it, then the other half. */
-INLINE void rows_tile_avx2(const Product *p, int64_t row, const int rows, int64_t unit, const int bytes_per_weight) {
+/* What comes next, in lines of a cache: some are prefetched from time to time, since a core waits for a few at once only. */
+typedef struct {
+    const char *next;
+    int64_t left, at_once;
+} Ahead;
+
+INLINE void look_ahead(Ahead *ahead) {
+    const int64_t lines = ahead->at_once < ahead->left ? ahead->at_once : ahead->left;
+    ahead->left -= lines;
+    for (const char *end = ahead->next + 64 * lines; ahead->next < end; ahead->next += 64) __builtin_prefetch(ahead->next, 0, 3);
+}
+
+/* Adds products of some inputs of rows to ``y``. There are 16 registers: a few rows meet a whole unit at once, more rows half of it, then
+ * the other half. */
+INLINE void pass_avx2(const char *weights, Ahead *ahead, int64_t inputs, const float x[][BLOCK_INPUTS], float y[][UNIT], const int rows,
+                      const int bytes_per_weight) {
     const int at_once = rows > 2 ? 2 : 4; /* vectors */
-    const int64_t ahead = bytes_per_weight == 1 ? BYTES_AHEAD : EXACT_AHEAD, unit_bytes = p->num_in * UNIT * bytes_per_weight;
-    const int64_t skipped = to_next_unit(p, 1, unit_bytes);
-    const uint16_t *x = (const uint16_t *)p->x + row * p->num_in;
-    float y[MOST_ROWS_AVX2][UNIT];
     for (int begin = 0; begin < UNIT; begin += 8 * at_once) {
         /* Of two inputs, [32 outputs, 2] in bfloat16, [2, 32 outputs] in int8. */
-        const char *weight = (const char *)p->weight + unit * unit_bytes + begin * (bytes_per_weight == 1 ? 1 : 4);
-        const char *behind = weight + unit_bytes - ahead;
+        const char *weight = weights + begin * (bytes_per_weight == 1 ? 1 : 4);
         Eight sums[MOST_ROWS_AVX2][4];
         UNROLLED
         for (int r = 0; r < rows; r++)
             UNROLLED
-            for (int c = 0; c < at_once; c++) sums[r][c] = (Eight){};
-        for (int64_t k = 0; k < p->num_in; k += 2, weight += 2 * UNIT * bytes_per_weight) {
-            prefetch(weight + ahead + (weight < behind ? 0 : skipped), 16 * at_once * bytes_per_weight);
-            UNROLLED
-            for (int half = 0; half < 2; half++) {
-                Eight w[4];
+            for (int c = 0; c < at_once; c++) memcpy(&sums[r][c], y[r] + begin + 8 * c, sizeof(Eight));
+        for (int64_t k = 0; k < inputs;) {
+            look_ahead(ahead);
+            for (const int64_t end = smaller(k + INPUTS_AT_ONCE, inputs); k < end; k += 2, weight += 2 * UNIT * bytes_per_weight) {
                 UNROLLED
-                for (int c = 0; c < at_once; c++)
-                    if (bytes_per_weight == 1)
-                        w[c] = eight_bits_avx2((const int8_t *)weight + half * UNIT + 8 * c);
-                    else
-                        w[c] = one_of(_mm256_loadu_si256((const __m256i *)(weight + 32 * c)), half);
-                UNROLLED
-                for (int r = 0; r < rows; r++) {
-                    int32_t pair;
-                    memcpy(&pair, x + r * p->num_in + k, sizeof pair);
-                    const Eight factor = one_of(_mm256_set1_epi32(pair), half);
+                for (int half = 0; half < 2; half++) {
+                    Eight w[4];
                     UNROLLED
-                    for (int c = 0; c < at_once; c++) sums[r][c] += factor * w[c];
+                    for (int c = 0; c < at_once; c++)
+                        if (bytes_per_weight == 1)
+                            w[c] = eight_bits_avx2((const int8_t *)weight + half * UNIT + 8 * c);
+                        else
+                            w[c] = one_of(weight + 32 * c, half);
+                    UNROLLED
+                    for (int r = 0; r < rows; r++) {
+                        const Eight factor = x[r][k + half] - (Eight){};
+                        UNROLLED /* in place: the compiler would move sums between registers and memory */
+                        for (int c = 0; c < at_once; c++)
+                            __asm__("vfmadd231ps %2, %1, %0" : "+x"(sums[r][c]) : "x"(factor), "x"(w[c]));
+                    }
+                    __asm__ volatile("" ::: "memory"); /* else registers keep what both halves need, and memory the sums */
                 }
-                __asm__ volatile("" ::: "memory"); /* else registers keep what both halves need, and memory the sums */
             }
         }
         UNROLLED
@@ -114,19 +131,34 @@ INLINE void rows_tile_avx2(const Product *p, int64_t row, const int rows, int64_
             UNROLLED
             for (int c = 0; c < at_once; c++) memcpy(y[r] + begin + 8 * c, &sums[r][c], sizeof(Eight));
     }
+}
+
+/* All rows meet some inputs' weights, then the next ones. */
+INLINE void rows_tile_avx2(const Product *p, int64_t row, int rows, int64_t unit, const int bytes_per_weight) {
+    const int64_t input_bytes = UNIT * bytes_per_weight, unit_bytes = p->num_in * input_bytes;
+    const char *weights = (const char *)p->weight + unit * unit_bytes, *next_unit = weights + unit_bytes + to_next_unit(p, 1, unit_bytes);
+    const int64_t num_groups = over(rows, MOST_ROWS_AVX2), in_group = over(rows, num_groups);
+    float x[MOST_ROWS_AVX2][BLOCK_INPUTS], y[BLOCK_ROWS][UNIT];
+    memset(y, 0, sizeof *y * rows);
+    for (int64_t first = 0; first < p->num_in; first += BLOCK_INPUTS, weights += BLOCK_INPUTS * input_bytes) {
+        const int64_t left = p->num_in - first, inputs = smaller(left, BLOCK_INPUTS), lines = inputs * input_bytes / 64;
+        const int64_t times = num_groups * (in_group > 2 ? 2 : 1) * over(inputs, INPUTS_AT_ONCE);
+        Ahead ahead = {left > inputs ? weights + inputs * input_bytes : next_unit, lines, over(lines, times)};
+        for (int64_t begin = 0; begin < rows; begin += in_group) {
+            const int64_t count = smaller(in_group, rows - begin);
+            for (int64_t r = 0; r < count; r++)
+                for (int64_t k = 0; k < inputs; k++) x[r][k] = widened(((const uint16_t *)p->x)[(row + begin + r) * p->num_in + first + k]);
+#define PASS(rows) case rows: pass_avx2(weights, &ahead, inputs, x, y + begin, rows, bytes_per_weight); break;
+            switch (count) { PASS(1) PASS(2) PASS(3) PASS(4) PASS(5) PASS(6) }
+#undef PASS
+        }
+    }
     for (int r = 0; r < rows; r++) store_unit(p, row + r, unit, y[r]);
 }
 
-#define TILE(rows, bytes) case rows: rows_tile_avx2(p, row, rows, unit, bytes); break;
+static void exact_tiles_avx2(const Product *p, int64_t row, int rows, int64_t unit, int units) { rows_tile_avx2(p, row, rows, unit, 2); }
 
-static void exact_tiles_avx2(const Product *p, int64_t row, int rows, int64_t unit, int units) {
-    switch (rows) { TILE(1, 2) TILE(2, 2) TILE(3, 2) TILE(4, 2) }
-}
-
-static void bytes_tiles_avx2(const Product *p, int64_t row, int rows, int64_t unit, int units) {
-    switch (rows) { TILE(1, 1) TILE(2, 1) TILE(3, 1) TILE(4, 1) }
-}
-#undef TILE
+static void bytes_tiles_avx2(const Product *p, int64_t row, int rows, int64_t unit, int units) { rows_tile_avx2(p, row, rows, unit, 1); }
 
 static void norm_part_avx2(const Norm *n, int64_t part) {
     const int64_t begin = part / n->num_parts * n->stride + part % n->num_parts * n->width, whole = n->width / UNIT * UNIT;
