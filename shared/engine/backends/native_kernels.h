@@ -351,8 +351,8 @@ INLINE void NAME(transpose)(const void *from, const int64_t *rows, int d, float 
 }
 #endif
 
-/* Keys and values that come next, for kernels that have no room between products to prefetch them: some lines of a cache, from time to
- * time, since a processor waits for a few at once only. */
+/* Lines of the next block's keys and values. Kernels without pairs prefetch a few of them from time to time, as many as a core can wait
+ * for: their blocks are wider than what is in memory, so that those of each line of B, as above, would be too many. */
 typedef struct {
     const char *keys, *values;
     int line, lines, at_once; /* of keys, and as many of values behind them */

@@ -63,7 +63,7 @@ typedef struct {
 typedef struct {
     void (*tile)(const Product *, int64_t row, int rows, int64_t unit, int units);
     void (*expand)(const Weights *, int64_t unit);
-    int most_rows, most_rows_of_two; /* of a tile, whose sums stay in registers; of one over two units side by side */
+    int most_rows, most_rows_of_two; /* of a tile; of one over two units side by side, if sums of both stay in registers */
     void (*begin)(int rows); /* of tiles of so many rows; or none */
     void (*end)(void);
 } Kernels;
