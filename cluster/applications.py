@@ -7,17 +7,28 @@ of its environment (a Milvus token from a secret), and the ``quilt.yaml`` of the
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from ray import serve
 
 from cluster.config import load_quilt
 from cluster.models.settings import under
-from shared.config import merge_env, to_dict
+from services.generator.router_options import router_options
+from shared.config import merge_env
+from shared.deployment import serve_options
 
-if TYPE_CHECKING:
-    from ray import serve
+REPLICAS = {
+    "kv_store": "KvStoreFront",
+    "retrieval": "Retrieval",
+    "generator": "GenerationApp",
+    "selector": "SelectionApp",
+    "ingestion": "Ingestion",
+    "gateway": "Gateway",
+}
+"""The class of each application's replicas, in ``services/<application>/app.py``. Serve is given its name:
+only replicas import it, with torch and all else that they compute with."""
 
 
 def build(name: str, args: dict[str, Any]) -> serve.Application:
@@ -28,9 +39,10 @@ def build(name: str, args: dict[str, Any]) -> serve.Application:
         ConfigError: names the setting.
     """
     config = load_quilt(under(args, merge_env({}, os.environ)), {}, resolve=str)
-    app: serve.Application = importlib.import_module(f"services.{name}.app").build(
-        to_dict(getattr(config, name))
-    )
+    section = getattr(config, name)
+    options = serve_options(section) | (router_options(section) if name == "generator" else {})
+    deployment = serve.deployment(name=name, **options)(f"services.{name}.app.{REPLICAS[name]}")
+    app: serve.Application = deployment.bind(section)
     return app
 
 

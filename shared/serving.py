@@ -1,4 +1,4 @@
-"""Makes a Ray Serve application of a service, and what its replicas serve."""
+"""What replicas of Ray Serve have in common."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import ray._private.worker
 from fastapi import Request, Response
@@ -18,20 +18,17 @@ from fastapi.responses import PlainTextResponse
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
-from shared.config import load
-from shared.deployment import serve_options
 from shared.errors import KvquiltError
 from shared.metrics.config import MetricsConfig
 from shared.metrics.node import NodeDoor, Outlet
 from shared.metrics.recorder import Metrics
-from shared.rpc import HealthServicer
 
 log = logging.getLogger(__name__)
 _OTHERS_FIRST_S = 15.0
 LoadedT = TypeVar("LoadedT")
 
 
-class _ByGrpcAlone:
+class ByGrpcAlone:
     """Answers what comes by HTTP to the route prefix without which Serve hides an application from gRPC."""
 
     application: str
@@ -40,27 +37,6 @@ class _ByGrpcAlone:
         return PlainTextResponse(
             f"{self.application} answers gRPC only; docs/http.md says what HTTP does", 404
         )
-
-
-def builder_of(
-    service: type[HealthServicer], schema: Any, options: Callable[[Any], dict[str, Any]] = lambda config: {}
-) -> Callable[[dict[str, Any]], serve.Application]:
-    """The function that Serve builds the application with, from settings as plain values. Its replicas are
-    made of a ``schema``, which has a section ``deployment``. ``options``: of the deployment, beyond that
-    section."""
-
-    def build(args: dict[str, Any]) -> serve.Application:
-        """
-        Raises:
-            ConfigError: names the setting.
-        """
-        config = load(schema, args)
-        deployment = serve.deployment(name=service.application, **serve_options(config), **options(config))
-        over_http = hasattr(service, "__serve_build_asgi_app__")
-        served = service if over_http else type(service.__name__, (service, _ByGrpcAlone), {})
-        return deployment(served).bind(config)
-
-    return build
 
 
 def load_or_error(load: Callable[[], LoadedT], otherwise: str) -> LoadedT | KvquiltError:

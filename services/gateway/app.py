@@ -1,4 +1,4 @@
-"""Builds the gateway application."""
+"""The replicas of the Ray Serve application ``gateway``."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ from shared.clients.service import ServiceClient
 from shared.metrics.node import gather
 from shared.principals.authentication import callers_of
 from shared.private_files import keep_private
-from shared.serving import builder_of, metrics_directory, metrics_of_replica
+from shared.serving import metrics_directory, metrics_of_replica
 from shared.tracing.provider import start_tracing
 
 OTHERS = ("ingestion", "retrieval", "kv_store", "generator")
 
 
+@serve.ingress()
 class Gateway(GatewayHandlers):
     """One replica. Handles to the other applications of its cluster are looked up at the first call:
     applications start in any order."""
@@ -112,6 +113,3 @@ class Gateway(GatewayHandlers):
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's name for what answers HTTP, beside the RPCs and in the same event loop."""
         return self._http
-
-
-build = builder_of(serve.ingress()(Gateway), GatewayConfig)

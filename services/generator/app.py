@@ -1,4 +1,4 @@
-"""The Ray Serve application ``generator``."""
+"""The replicas of the Ray Serve application ``generator``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import logging
 import os
 import sys
 from functools import partial
-from typing import Any
 
 import ray
 import torch
 from ray import serve
-from ray.serve.config import RequestRouterConfig
 
 from services.generator.config import GeneratorConfig
 from services.generator.handlers import GenerationServicer
@@ -25,11 +23,9 @@ from shared.clients.agent_actor import NoticeCalls, own_node
 from shared.clients.kv_store import KvStoreClient
 from shared.clients.selection import SelectionClient
 from shared.clients.serve_transport import ServeTransport
-from shared.config import to_dict
-from shared.errors import ConfigError
 from shared.principals.authentication import callers_of
 from shared.private_files import keep_private
-from shared.serving import builder_of, load_or_error, metrics_of_replica
+from shared.serving import ByGrpcAlone, load_or_error, metrics_of_replica
 from shared.stored_segments.forgetting import Forgetting
 from shared.tracing.provider import start_tracing
 
@@ -37,12 +33,10 @@ from shared.tracing.provider import start_tracing
 # has woken up, so that every token waits at each of its hops until the interpreter is taken from the engine
 # by force: after 5 ms unless told otherwise.
 SWITCH_INTERVAL_S = 0.0005
-ROUTER = "services.generator.routing.ChunkRouter"
-HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 log = logging.getLogger(__name__)
 
 
-class GenerationApp(GenerationServicer):
+class GenerationApp(GenerationServicer, ByGrpcAlone):
     """One replica: the model and its engine."""
 
     def __init__(self, config: GeneratorConfig) -> None:
@@ -107,34 +101,3 @@ class GenerationApp(GenerationServicer):
         notices = NoticeCalls()
         teller = generator.teller(replica_id, partial(notices.tell, node_id))
         await teller.forever()
-
-
-def routed(config: GeneratorConfig) -> dict[str, Any]:
-    """Options of the deployment: none where questions go by queues.
-
-    Raises:
-        ConfigError: Serve would not ask the router.
-    """
-    if config.routing == "queue":
-        return {}
-    if os.environ.get(HAPROXY) == "1":
-        raise ConfigError(
-            f"generator.routing: {config.routing} does not go with {HAPROXY}=1, by which HAProxy chooses "
-            "replicas; set routing to queue, or leave HAProxy out"
-        )
-    if config.routing == "chunks" and not config.kv_store:
-        log.warning(
-            "generator.routing: without generator.kv_store nobody tells routers what replicas hold; "
-            "questions go by the hash of their heaviest chunk and by load"
-        )
-    kwargs = {
-        "metrics": to_dict(config.deployment.metrics),
-        "listens": bool(config.kv_store) and config.routing == "chunks",
-        "settings": to_dict(config.router),
-        "by_hash": config.routing == "rendezvous",
-    }
-    router = RequestRouterConfig(request_router_class=ROUTER, request_router_kwargs=kwargs)
-    return {"request_router_config": router}
-
-
-build = builder_of(GenerationApp, GeneratorConfig, routed)

@@ -1,4 +1,4 @@
-"""Builds the ingestion application."""
+"""The replicas of the Ray Serve application ``ingestion``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from shared.principals.authentication import callers_of
 from shared.principals.credentials import ServiceIdentity
 from shared.private_files import keep_private
 from shared.prompt import PromptTokenizer
-from shared.serving import builder_of, load_or_error, metrics_of_replica
+from shared.serving import ByGrpcAlone, load_or_error, metrics_of_replica
 from shared.tracing.provider import start_tracing
 
 
-class Ingestion(IngestHandlers):
+class Ingestion(IngestHandlers, ByGrpcAlone):
     """One replica: the model's tokenizer, and clients of generator, kv_store and retrieval."""
 
     def __init__(self, config: IngestionConfig) -> None:
@@ -76,6 +76,3 @@ def _recipe(config: IngestionConfig, parse: Parse) -> Recipe | None:
 def _parsers(config: IngestionConfig) -> ParserSettings:
     ocr = OcrCommand(config.ocr_command, config.ocr_timeout_s) if config.ocr_command else None
     return ParserSettings(ocr, " ".join(config.ocr_command), config.max_unpacked_bytes)
-
-
-build = builder_of(Ingestion, IngestionConfig)

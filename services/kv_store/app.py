@@ -43,7 +43,7 @@ from shared.private_files import keep_private
 from shared.request import RequestContext
 from shared.routing.settings import RoutingSettings
 from shared.seals import seal_keys_of
-from shared.serving import builder_of, metrics_of_process, metrics_of_replica
+from shared.serving import ByGrpcAlone, metrics_of_process, metrics_of_replica
 from shared.tracing.provider import start_tracing
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ LookAtNodes = Callable[[], Mapping[str, Collection[str]]]
 """The living nodes of the Ray cluster, and the resources of each."""
 
 
-class KvStoreFront(StoreHandlers, FileHandlers):
+class KvStoreFront(StoreHandlers, FileHandlers, ByGrpcAlone):
     """The Serve ingress. It owns the agents: they end with the replica that started them, and another
     replica's next look at the nodes starts them again. What they hold is on disk or in the object store."""
 
@@ -300,6 +300,3 @@ def _start_agent(config: KvStoreConfig, node_id: str) -> Any:
         )
         .remote(config, node_id)
     )
-
-
-build = builder_of(KvStoreFront, KvStoreConfig)

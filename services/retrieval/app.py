@@ -1,4 +1,4 @@
-"""Builds the retrieval application."""
+"""The replicas of the Ray Serve application ``retrieval``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from shared.audited import recorder_of
 from shared.errors import KvquiltError
 from shared.principals.authentication import callers_of
 from shared.private_files import keep_private
-from shared.serving import builder_of, load_or_error, metrics_of_replica
+from shared.serving import ByGrpcAlone, load_or_error, metrics_of_replica
 from shared.tracing.provider import start_tracing
 
 
-class Retrieval(RetrievalHandlers):
+class Retrieval(RetrievalHandlers, ByGrpcAlone):
     """One replica: its own embedder, its connection to Milvus.
 
     While Milvus does not answer it says so, and goes on trying.
@@ -65,6 +65,3 @@ def build_service(config: RetrievalConfig) -> RetrievalService:
     milvus = connect(config.milvus_uri, config.milvus_token, config.startup_timeout_s)
     index = MilvusIndex(milvus, embedder.identity, embedder.dim, settings)
     return RetrievalService(embedder, index, config.default_k, load, config.dense_weight, reranking)
-
-
-build = builder_of(Retrieval, RetrievalConfig)

@@ -1,4 +1,4 @@
-"""The Ray Serve application ``selector``."""
+"""The replicas of the Ray Serve application ``selector``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from shared.clients.kv_store import KvStoreClient
 from shared.clients.serve_transport import ServeTransport
 from shared.principals.authentication import callers_of
 from shared.private_files import keep_private
-from shared.serving import builder_of, load_or_error, metrics_of_replica
+from shared.serving import ByGrpcAlone, load_or_error, metrics_of_replica
 from shared.stored_segments.forgetting import Forgetting
 from shared.tracing.provider import start_tracing
 
 
-class SelectionApp(SelectionServicer):
+class SelectionApp(SelectionServicer, ByGrpcAlone):
     """One replica: the auxiliary model."""
 
     def __init__(self, config: SelectorConfig) -> None:
@@ -56,6 +56,3 @@ class SelectionApp(SelectionServicer):
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Asked by Serve where replicas come and go."""
         return self._loaded.signals() if isinstance(self._loaded, SelectorService) else {}
-
-
-build = builder_of(SelectionApp, SelectorConfig)

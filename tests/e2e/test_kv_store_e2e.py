@@ -20,9 +20,10 @@ from ray import serve
 from ray.cluster_utils import Cluster
 from ray.serve.config import HTTPOptions, gRPCOptions
 
+from cluster import applications
 from cluster.local.launcher import free_port
 from protos.kvquilt.v1 import kv_store_node_pb2, kv_store_pb2
-from services.kv_store.app import DIRECTORY_VARIABLE, build
+from services.kv_store.app import DIRECTORY_VARIABLE
 from services.kv_store.tiers.memory_directory import memory_directory
 from shared.clients import kv_node
 from shared.clients.agent_actor import NAMESPACE, actor_name, agent_address
@@ -83,7 +84,11 @@ def system(tmp_path_factory: pytest.TempPathFactory, environment: pytest.MonkeyP
             http_options=HTTPOptions(host="127.0.0.1", port=http_port),
             grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=servicers),
         )
-        serve.run(build({"directory": "/nowhere"}), name=APPLICATION, route_prefix="/kv_store")
+        serve.run(
+            applications.build(APPLICATION, {"kv_store": {"directory": "/nowhere"}}),
+            name=APPLICATION,
+            route_prefix="/kv_store",
+        )
         yield System(grpc_port, {cluster.head_node.node_id: roots[0], worker.node_id: roots[1]})
     finally:
         if ray.is_initialized():

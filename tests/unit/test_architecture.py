@@ -152,7 +152,14 @@ def test_only_the_doors_of_a_room_know_ray_grpc_and_protos(room: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["services.gateway.app", "services.kv_store.app", "shared.clients.rag", "shared.kv_format"]
+    "module",
+    [
+        "cluster.applications",
+        "services.gateway.app",
+        "services.kv_store.app",
+        "shared.clients.rag",
+        "shared.kv_format",
+    ],
 )
 def test_torch_stays_out_of_what_does_not_compute(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, RequestMetadata
+from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, ReplicaID
 
 from protos.kvquilt.v1 import generation_pb2
-from services.generator.app import HAPROXY, routed
 from services.generator.config import GeneratorConfig
 from services.generator.replica_choice import ReplicaChoice
+from services.generator.router_options import HAPROXY, router_options
 from services.generator.routing import ChunkRouter
 from shared.config import load
 from shared.errors import ConfigError
@@ -156,17 +157,21 @@ def test_without_a_request_any_replica_will_do() -> None:
     asyncio.run(run())
 
 
+def attached(**values: Any) -> RequestRouterConfig:
+    return RequestRouterConfig(**router_options(GeneratorConfig("m", **values))["request_router_config"])
+
+
 def test_by_queue_nothing_is_attached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HAPROXY, "1")
-    assert routed(GeneratorConfig("m")) == {}
+    assert router_options(GeneratorConfig("m")) == {}
 
 
 def test_by_chunks_a_router_is_attached_that_every_process_can_make(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(HAPROXY, raising=False)
-    attached = routed(GeneratorConfig("m", routing="chunks"))["request_router_config"]
-    assert attached.get_request_router_class().__name__ == "ChunkRouter"
-    assert attached.request_router_kwargs["listens"] is True
-    assert attached.request_router_kwargs["by_hash"] is False
+    config = attached(routing="chunks")
+    assert config.get_request_router_class().__name__ == "ChunkRouter"
+    assert config.request_router_kwargs["listens"] is True
+    assert config.request_router_kwargs["by_hash"] is False
 
 
 def test_without_a_store_it_is_said_at_the_start_that_nobody_tells_and_routing_goes_by_hash(
@@ -174,13 +179,13 @@ def test_without_a_store_it_is_said_at_the_start_that_nobody_tells_and_routing_g
 ) -> None:
     """And questions are answered all the same: see ``test_router.py`` for what a blind router does."""
     monkeypatch.delenv(HAPROXY, raising=False)
-    alone = routed(GeneratorConfig("m", routing="chunks", kv_store=""))["request_router_config"]
+    alone = attached(routing="chunks", kv_store="")
     assert alone.request_router_kwargs["listens"] is False
     (said,) = [record.message for record in caplog.records]
     assert "generator.kv_store" in said
     assert "by the hash of their heaviest chunk" in said
     caplog.clear()
-    hashed = routed(GeneratorConfig("m", routing="rendezvous", kv_store=""))["request_router_config"]
+    hashed = attached(routing="rendezvous", kv_store="")
     assert hashed.request_router_kwargs["listens"] is False
     assert hashed.request_router_kwargs["by_hash"] is True
     assert not caplog.records, "there is nothing to tell it"
@@ -189,12 +194,11 @@ def test_without_a_store_it_is_said_at_the_start_that_nobody_tells_and_routing_g
 def test_settings_reach_the_router_as_plain_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(HAPROXY, raising=False)
     wanted = RoutingSettings(tolerance_ms=3.0, patience=0.5, kept_ms=1500.0)
-    options = routed(GeneratorConfig("m", routing="chunks", router=wanted))
-    kwargs = options["request_router_config"].request_router_kwargs
+    kwargs = attached(routing="chunks", router=wanted).request_router_kwargs
     assert load(RoutingSettings, json.loads(json.dumps(kwargs))["settings"]) == wanted
 
 
 def test_by_chunks_with_haproxy_is_refused_by_both_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HAPROXY, "1")
     with pytest.raises(ConfigError, match=r"generator\.routing.*RAY_SERVE_ENABLE_HA_PROXY=1"):
-        routed(GeneratorConfig("m", routing="chunks"))
+        router_options(GeneratorConfig("m", routing="chunks"))
