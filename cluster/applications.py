@@ -31,9 +31,10 @@ REPLICAS = {
 only replicas import it, with torch and all else that they compute with."""
 
 
-def build(name: str, args: dict[str, Any]) -> serve.Application:
+def build(name: str, args: dict[str, Any], **more: Any) -> serve.Application:
     """``args``: shared settings and the section ``name`` of a ``quilt.yaml``. A model that is not there is
-    nothing to most of them: those that need it say so by their health.
+    nothing to most of them: those that need it say so by their health. ``more``: keyword arguments of
+    ``ray.serve.deployment``, beyond those of the section.
 
     Raises:
         ConfigError: names the setting.
@@ -41,7 +42,7 @@ def build(name: str, args: dict[str, Any]) -> serve.Application:
     config = load_quilt(under(args, merge_env({}, os.environ)), {}, resolve=str)
     section = getattr(config, name)
     options = serve_options(section) | (router_options(section) if name == "generator" else {})
-    deployment = serve.deployment(name=name, **options)(f"services.{name}.app.{REPLICAS[name]}")
+    deployment = serve.deployment(name=name, **options, **more)(f"services.{name}.app.{REPLICAS[name]}")
     app: serve.Application = deployment.bind(section)
     return app
 

@@ -22,18 +22,28 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(S3ServerPlugin(), "kvquilt-s3-server")
     config.pluginmanager.register(HelmPlugin(), "kvquilt-helm")
     config.pluginmanager.register(PrometheusPlugin(), "kvquilt-prometheus")
+    if not hasattr(config, "workerinput"):  # xdist's processes report to one that has none
+        config.pluginmanager.register(Failures(config.pluginmanager), "kvquilt-failures")
 
 
-def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
-    """Appends what failed to the file of TEST_FAILURES, from which `make test` repeats it at its end."""
-    if not (path := os.environ.get("TEST_FAILURES")):
-        return
-    with Path(path).open("a", encoding="utf-8") as file:
-        for outcome in ("failed", "error"):
-            for report in terminalreporter.getreports(outcome):
-                lines = report.longreprtext.splitlines()
-                told = [line for line in lines if line.startswith("E ")] or lines
-                print(report.nodeid, *told[:5], sep="\n    ", file=file)
+class Failures:
+    """Tells the reason of a failure at once, and appends it to the file of TEST_FAILURES, from which `make
+    test` repeats it at its end."""
+
+    def __init__(self, plugins: pytest.PytestPluginManager) -> None:
+        self._plugins = plugins
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.failed:
+            return
+        reporter: TerminalReporter = self._plugins.get_plugin("terminalreporter")
+        lines = report.longreprtext.splitlines()
+        reason = [line for line in lines if line.startswith("E ")] or lines
+        told = "\n    ".join([report.nodeid, *reason[:5]])
+        reporter.write_line(f"\nFAILED {told}", red=True)
+        if path := os.environ.get("TEST_FAILURES"):
+            with Path(path).open("a", encoding="utf-8") as file:
+                print(told, file=file)
 
 
 @pytest.fixture(scope="module")

@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 100 * 2**20  # KV never travels through it
 POLL_S = 0.3
 DRAIN_MARGIN_S = 5.0  # until Serve has noticed
+DRAIN_POLL_S = 0.5  # also for how long an idle replica still takes what was on its way to it
 USERS_FIRST = ({"gateway", "ingestion"}, {"generator", "selector"}, {"retrieval", "kv_store"})
 HEALTH_TIMEOUT_S = 40.0  # models are loaded by then; what is wrong now stays wrong
 
@@ -214,7 +215,9 @@ def deploy(config: QuiltConfig) -> None:
     # says.
     targets = [
         serve.RunTarget(
-            applications.build(app["name"], values), name=app["name"], route_prefix=app["route_prefix"]
+            applications.build(app["name"], values, graceful_shutdown_wait_loop_s=DRAIN_POLL_S),
+            name=app["name"],
+            route_prefix=app["route_prefix"],
         )
         for app in composed["applications"]
     ]
