@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
-
-from ray import serve
+from typing import TYPE_CHECKING, Any
 
 from cluster.config import load_quilt
 from cluster.models.settings import under
 from services.generator.router_options import router_options
 from shared.config import merge_env
 from shared.deployment import serve_options
+
+if TYPE_CHECKING:
+    from ray import serve
 
 REPLICAS = {
     "kv_store": "KvStoreFront",
@@ -39,6 +40,8 @@ def build(name: str, args: dict[str, Any], **more: Any) -> serve.Application:
     Raises:
         ConfigError: names the setting.
     """
+    from ray import serve  # reading settings does without
+
     config = load_quilt(under(args, merge_env({}, os.environ)), {}, resolve=str)
     section = getattr(config, name)
     options = serve_options(section) | (router_options(section) if name == "generator" else {})
