@@ -24,6 +24,7 @@ from cluster import applications
 from cluster.local.launcher import free_port
 from protos.kvquilt.v1 import kv_store_node_pb2, kv_store_pb2
 from services.kv_store.app import DIRECTORY_VARIABLE
+from services.kv_store.config import KvStoreConfig
 from services.kv_store.tiers.memory_directory import memory_directory
 from shared.clients import kv_node
 from shared.clients.agent_actor import NAMESPACE, actor_name, agent_address
@@ -32,6 +33,7 @@ from shared.clients.kv_node import NodeFilesClient
 from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
 from shared.clients.own_node import OwnNode
 from shared.clients.serve_transport import ServeTransport
+from shared.deployment import serve_options
 from shared.errors import FailedPrecondition, NotFound, Unavailable
 from shared.kv_format import verify_chunk, write_chunk
 from shared.kv_types import PIECE_BYTES, Manifest, ManifestChunk, OpenedChunk
@@ -84,11 +86,10 @@ def system(tmp_path_factory: pytest.TempPathFactory, environment: pytest.MonkeyP
             http_options=HTTPOptions(host="127.0.0.1", port=http_port),
             grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=servicers),
         )
-        serve.run(
-            applications.build(APPLICATION, {"kv_store": {"directory": "/nowhere"}}),
-            name=APPLICATION,
-            route_prefix="/kv_store",
-        )
+        config = KvStoreConfig(directory="/nowhere")  # no secret: nobody has to show a key
+        replica = f"services.kv_store.app.{applications.REPLICAS[APPLICATION]}"
+        deployment = serve.deployment(name=APPLICATION, **serve_options(config))(replica)
+        serve.run(deployment.bind(config), name=APPLICATION, route_prefix="/kv_store")
         yield System(grpc_port, {cluster.head_node.node_id: roots[0], worker.node_id: roots[1]})
     finally:
         if ray.is_initialized():
