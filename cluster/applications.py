@@ -40,10 +40,14 @@ def build(name: str, args: dict[str, Any], **more: Any) -> serve.Application:
     Raises:
         ConfigError: names the setting.
     """
+    config = load_quilt(under(args, merge_env({}, os.environ)), {}, resolve=str)
+    return of_section(name, getattr(config, name), **more)
+
+
+def of_section(name: str, section: Any, **more: Any) -> serve.Application:
+    """``section``: the settings of the application; ``more`` as for ``build``."""
     from ray import serve  # reading settings does without
 
-    config = load_quilt(under(args, merge_env({}, os.environ)), {}, resolve=str)
-    section = getattr(config, name)
     options = serve_options(section) | (router_options(section) if name == "generator" else {})
     deployment = serve.deployment(name=name, **options, **more)(f"services.{name}.app.{REPLICAS[name]}")
     app: serve.Application = deployment.bind(section)

@@ -33,7 +33,6 @@ from shared.clients.kv_node import NodeFilesClient
 from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
 from shared.clients.own_node import OwnNode
 from shared.clients.serve_transport import ServeTransport
-from shared.deployment import serve_options
 from shared.errors import FailedPrecondition, NotFound, Unavailable
 from shared.kv_format import verify_chunk, write_chunk
 from shared.kv_types import PIECE_BYTES, Manifest, ManifestChunk, OpenedChunk
@@ -87,9 +86,8 @@ def system(tmp_path_factory: pytest.TempPathFactory, environment: pytest.MonkeyP
             grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=servicers),
         )
         config = KvStoreConfig(directory="/nowhere")  # no secret: nobody has to show a key
-        replica = f"services.kv_store.app.{applications.REPLICAS[APPLICATION]}"
-        deployment = serve.deployment(name=APPLICATION, **serve_options(config))(replica)
-        serve.run(deployment.bind(config), name=APPLICATION, route_prefix="/kv_store")
+        application = applications.of_section(APPLICATION, config)
+        serve.run(application, name=APPLICATION, route_prefix=f"/{APPLICATION}")
         yield System(grpc_port, {cluster.head_node.node_id: roots[0], worker.node_id: roots[1]})
     finally:
         if ray.is_initialized():
