@@ -185,6 +185,8 @@ def attend_kernel(
     flat = tl.load(item + 1) + tl.arange(0, BLOCK_ROWS)
     begin = tl.load(item + 2)
     end = tl.load(item + 3)
+    if begin == end:  # padding
+        return
     first_look = tl.load(pieces + piece * 3)
     num_looks = tl.load(pieces + piece * 3 + 1)
     capacity = tl.load(pieces + piece * 3 + 2).to(tl.int64)
