@@ -25,7 +25,6 @@ from tests.e2e.stack import wait_for
 from tests.helm import only
 
 MOUNTED = "/etc/kvquilt"
-START_S = 480.0
 _END_S = 60.0
 
 
@@ -63,7 +62,7 @@ class Cluster:
         adapted["grpc_options"]["port"] = self.ports["grpc"]
         self._call("PUT", adapted)
         running = {app["name"]: "RUNNING" for app in config["applications"]}
-        wait_for(lambda: self.states() == running or None, "running applications", START_S)
+        wait_for(lambda: self.states() == running or None, "running applications", timeout_s=480)
 
     def mount(self, objects: list[dict[str, Any]]) -> str:
         """Puts the release's secrets where pods find them, and returns the administrator's key."""

@@ -14,7 +14,6 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(path.name for path in (ROOT / "tests" / "interpreter").glob("test_*.py"))
 
 
-@pytest.mark.timeout(1200)  # a module; each of its tests has the usual time
 @pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed; there is none but for Linux"
 )
