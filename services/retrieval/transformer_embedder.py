@@ -79,22 +79,24 @@ class TransformerEmbedder:
 
     @torch.inference_mode()
     def _embed(self, texts: Sequence[str]) -> Vectors:
+        """A text that is given several times is embedded once."""
         # belongs to the calling thread, and Ray set it for the process
         torch.set_num_threads(self._num_threads)
-        windows = self._windows(texts)
+        row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        windows = self._windows(list(row_of))
         windows.sort(key=lambda window: len(window[1]))  # little padding
-        sum_TD = torch.zeros(len(texts), self.dim)
-        count_T = torch.zeros(len(texts), 1)
+        sum_TD = torch.zeros(len(row_of), self.dim)
+        count_T = torch.zeros(len(row_of), 1)
         for begin in range(0, len(windows), _WINDOWS_PER_STEP):
             step = windows[begin : begin + _WINDOWS_PER_STEP]
             owners = torch.tensor([i for i, _ in step])
             pooled_WD, weight_W = self._pool([ids for _, ids in step])
             sum_TD.index_add_(0, owners, pooled_WD)
             count_T.index_add_(0, owners, weight_W)
-        vectors: Vectors = (
+        distinct: Vectors = (
             torch.nn.functional.normalize(sum_TD / count_T.clamp(min=1), dim=-1).numpy().astype(np.float32)
         )
-        return vectors
+        return distinct[[row_of[text] for text in texts]]
 
     def _windows(self, texts: Sequence[str]) -> list[tuple[int, list[int]]]:
         """(position of the text, ids with special tokens), at least one per text."""

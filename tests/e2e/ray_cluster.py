@@ -25,6 +25,7 @@ from tests.e2e.stack import wait_for
 from tests.helm import only
 
 MOUNTED = "/etc/kvquilt"
+STATES_PAUSE_S = 1.0  # for each answer, the dashboard and Serve's controller are busy for 0.1 s and more
 _END_S = 60.0
 
 
@@ -62,7 +63,7 @@ class Cluster:
         adapted["grpc_options"]["port"] = self.ports["grpc"]
         self._call("PUT", adapted)
         running = {app["name"]: "RUNNING" for app in config["applications"]}
-        wait_for(lambda: self.states() == running or None, "running applications", timeout_s=480)
+        wait_for(lambda: self.states() == running or None, "running applications", 480, STATES_PAUSE_S)
 
     def mount(self, objects: list[dict[str, Any]]) -> str:
         """Puts the release's secrets where pods find them, and returns the administrator's key."""

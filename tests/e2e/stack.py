@@ -102,10 +102,13 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(PROJECT_ROOT), "COLUMNS": "200"}
 
 
-def wait_for(probe: Callable[[], ResultT | None], what: str, timeout_s: float = 60.0) -> ResultT:
+def wait_for(
+    probe: Callable[[], ResultT | None], what: str, timeout_s: float = 60.0, pause_s: float = 0.1
+) -> ResultT:
+    """``pause_s``: between probes; long for those that keep a processor busy."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         if (found := probe()) is not None:
             return found
-        time.sleep(0.1)
+        time.sleep(pause_s)
     raise AssertionError(f"no {what} within {timeout_s:g} s")

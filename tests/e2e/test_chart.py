@@ -18,7 +18,7 @@ from shared.clients.doors import rag_client
 from shared.config import API_KEY
 from shared.errors import Unauthenticated
 from shared.request import RequestContext
-from tests.e2e.ray_cluster import Cluster, environment, running_cluster
+from tests.e2e.ray_cluster import STATES_PAUSE_S, Cluster, environment, running_cluster
 from tests.e2e.stack import wait_for
 from tests.helm import CHART, Helm, only, profile, serve_config_of
 from tests.minio_server import new_bucket
@@ -65,7 +65,8 @@ def test_a_rendered_configuration_answers_questions_and_scales_in_place(
     wait_for(
         lambda: len(cluster.replicas()["generator"]) == NUM_GENERATOR_PODS or None,
         "second generator",
-        timeout_s=300,
+        300,
+        STATES_PAUSE_S,
     )
     after = cluster.replicas()
     assert before.pop("generator") < after.pop("generator")

@@ -8,7 +8,7 @@ import json
 import random
 import secrets
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ import pytest
 from cluster.paths import DEMO_ASSETS
 from load_tests.cluster_soak.fault import ASKS
 from load_tests.cluster_soak.ledger import FaultLedger
-from load_tests.cluster_soak.workers import Asker, answer_of, work
+from load_tests.cluster_soak.workers import PAUSE_S, Asker, answer_of, work
 from load_tests.servers.network_namespace import NetworkNamespace, NoNetworkNamespace
 from load_tests.servers.s3 import S3Server
 from shared.answer import AnswerUsage, HandedDocument, Inquiry
@@ -28,7 +28,7 @@ from shared.documents import SourceDocument, Stage
 from shared.generation.asked import SamplingParams
 from shared.principals.credentials import bearer
 from shared.request import RequestContext
-from tests.e2e.ray_cluster import Cluster, ray_node, running_cluster
+from tests.e2e.ray_cluster import STATES_PAUSE_S, Cluster, ray_node, running_cluster
 from tests.e2e.stack import wait_for
 from tests.helm import Helm, only, profile, serve_config_of
 
@@ -38,6 +38,7 @@ TOWNS = ("Almwick", "Ildrath", "Rudeley", "Tambach", "Tamdal", "Zannau")
 QUESTIONS = tuple(f"What is known of {town}?" for town in TOWNS)
 NUM_ASKERS = 3
 RECOVERY_S = 150.0
+SELDOM_S = 2.0  # between the questions of who goes on while a node starts, which needs some of two processors
 
 
 @dataclass
@@ -139,22 +140,26 @@ async def test_a_cut_between_two_nodes_fails_no_question_for_good_and_holds_none
         async with asyncio.TaskGroup() as group:
             for n in range(NUM_ASKERS):
                 asker = Asker(n, rag, COLLECTION, expected, random.Random(n))
-                group.create_task(work(asker, ledger, (others_over if n else over).is_set))
+                until, pause_s = (others_over, PAUSE_S) if n else (over, SELDOM_S)
+                group.create_task(work(asker, ledger, until.is_set, pause_s))
             await asyncio.sleep(3)
             ledger.strike("the network is cut")
             two.network.cut()
             await recovered(ledger)
-            await asyncio.to_thread(wait_for, two.is_far_given_up, "notice of the cut", RECOVERY_S)
+            await until_seen(two.is_far_given_up, "notice of the cut")
             ledger.strike("it is there again")
             two.network.heal()
             await recovered(ledger)
-            others_over.set()  # to start, a node needs some of two processors
-            # whom Ray gave up, ends
-            await asyncio.to_thread(wait_for, two.has_far_ended, "end of the far node", RECOVERY_S)
+            others_over.set()
+            await until_seen(two.has_far_ended, "end of the far node, which Ray gave up")
             async with asyncio.timeout(RECOVERY_S):
-                await asyncio.to_thread(wait_for, two.bring_back_far, "both generators", RECOVERY_S)
+                await until_seen(two.bring_back_far, "both generators")
                 await both_answer(rag)
             over.set()
+
+
+async def until_seen(probe: Callable[[], bool | None], what: str) -> None:
+    await asyncio.to_thread(wait_for, probe, what, RECOVERY_S, STATES_PAUSE_S)
 
 
 async def recovered(ledger: FaultLedger) -> None:
