@@ -41,6 +41,25 @@ def test_vectors_are_those_of_sentence_transformers(
         assert (vectors * expected).sum(1) == pytest.approx(1.0, abs=1e-3)  # bfloat16 where it is fast
 
 
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_text_that_is_given_several_times_is_embedded_once(tmp_path: Path, pooling: str) -> None:
+    long = "the river is wide and slow " * 40  # several windows
+    texts = [TEXTS[0], long, TEXTS[1], TEXTS[0], long, TEXTS[0]]
+    embedder = TransformerEmbedder(write_embedder(tmp_path, pooling), 1)
+    windows: list[int] = []
+
+    def note(module: object, args: object, kwargs: dict[str, torch.Tensor]) -> None:
+        windows.append(len(kwargs["input_ids"]))
+
+    with embedder._model.register_forward_pre_hook(note, with_kwargs=True):
+        vectors = embedder.embed_documents(texts)
+        of_all = sum(windows)
+        distinct = embedder.embed_documents([TEXTS[0], long, TEXTS[1]])
+    assert sum(windows) == 2 * of_all
+    assert of_all > 3
+    assert np.array_equal(vectors, distinct[[0, 1, 2, 0, 1, 0]])
+
+
 def test_settings_of_prefixes_stand_for_prompts_that_the_files_lack(tmp_path: Path) -> None:
     bare = write_embedder(tmp_path / "bare")
     named = write_embedder(tmp_path / "named", prompts=E5)
