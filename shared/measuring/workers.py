@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
 from queue import SimpleQueue
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -45,9 +46,8 @@ class Worker(AbstractContextManager["Worker"]):
     """The instant of ``time.monotonic()`` until which it may work."""
 
     def __init__(self, build: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, build, args, kwargs), daemon=True)
+        self._pipe, theirs = multiprocessing.Pipe()
+        self._process = _processes().Process(target=_serve, args=(theirs, build, args, kwargs), daemon=True)
         self._process.start()
         theirs.close()
         self._receive()
@@ -125,6 +125,16 @@ def peak_bytes(it: object) -> int:
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return int(torch.cuda.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _processes() -> SpawnContext | ForkServerContext:
+    """Begins processes with what takes seconds to import, by forks of one that has imported it; not where
+    there is a GPU, which no fork may have seen."""
+    if torch.cuda.is_available():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["transformers.modeling_utils"])
+    return context
 
 
 def _end_with_parent() -> None:
