@@ -19,10 +19,8 @@ from load_tests.servers.s3 import S3Server
 from load_tests.servers.small_disk import NoSmallDisk, SmallDisk
 from load_tests.servers.stepped_clock import NoSteppedClock, SteppedClock
 
-_FEW_CHUNKS_BYTES = 512 << 10
-"""Some five chunks of the demo model."""
-_ONE_CHUNK_BYTES = 128 << 10
-"""Hardly more: together with what generators keep, far less than what is asked about."""
+_RESIDENT_BYTES, _TIER_BYTES = 512 << 10, 128 << 10
+"""Five chunks or so of the demo model with the engine, and one in each tier: of 18 that are asked about."""
 _DISK_BYTES, _SHARED_MEMORY_BYTES = 512 << 20, 64 << 20
 Wanted = Callable[[str], bool]
 """Whether a fault of this name shall strike."""
@@ -106,9 +104,9 @@ def _settings_of(around: Surroundings) -> dict[str, Any]:
         kv_store["memory"] = {"directory": str(around.shared_memory.path / "tier")}
     if around.store is not None:
         kv_store["objects"] = {"endpoint": around.store.proxy.endpoint, "secure": False}
-        kv_store["disk_capacity_bytes"] = _ONE_CHUNK_BYTES
-        kv_store["memory"] = kv_store.get("memory", {}) | {"capacity_bytes": _ONE_CHUNK_BYTES}
-        settings["generator"] = {"engine": {"resident_bytes": _FEW_CHUNKS_BYTES}}
+        kv_store["disk_capacity_bytes"] = _TIER_BYTES
+        kv_store["memory"] = kv_store.get("memory", {}) | {"capacity_bytes": _TIER_BYTES}
+        settings["generator"] = {"engine": {"resident_bytes": _RESIDENT_BYTES}}
     if around.index is not None:
         settings["retrieval"] = {"milvus_uri": around.index.uri}
     return settings | ({"kv_store": kv_store} if kv_store else {})
